@@ -1,0 +1,1 @@
+"""Checkpoints: folders written aside, flushed, checked by a manifest, and swapped in atomically."""

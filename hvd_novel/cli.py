@@ -1,0 +1,229 @@
+"""The command line: ``hvd-novel prepare | train | eval | generate | export``.
+
+Exit codes: 0 done, 1 failure, 2 a mistake of the user's (one message, no traceback), 75 stopped by a signal after
+saving (start the same command again to go on).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+
+from hvd_novel import __version__
+from hvd_novel.errors import UserError
+
+OK, FAILURE, MISTAKE, REQUEUE = 0, 1, 2, 75
+
+app = typer.Typer(
+    name="hvd-novel",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="""Train language models that write novels, on any number of ranks.
+
+    A run in five lines:
+
+    * `hvd-novel prepare novels/ --out store`
+    * `horovodrun -np 2 hvd-novel train examples/tiny.yaml data.store=store run.dir=runs/first`
+    * `hvd-novel eval runs/first`
+    * `hvd-novel generate runs/first --prompt 第一章`
+    * `hvd-novel export runs/first --out model`
+    """,
+)
+err = Console(stderr=True)
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder (`run.dir` of the training configuration).")]
+Step = Annotated[Optional[int], typer.Option(help="Checkpoint to use; default: the newest whole one.")]  # noqa: UP045
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of a table.")]
+Device = Annotated[Optional[str], typer.Option(help="cpu or cuda; default: as in the run.")]  # noqa: UP045
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Options before the verb."""
+    if version:
+        print(f"hvd-novel {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def prepare(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Novels, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="Token store to make; an old one is replaced when the new is whole.")],
+    tokenizer: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Hugging Face tokenizer folder; default: train a byte-level BPE on the corpus."),
+    ] = None,
+    vocab_size: Annotated[int, typer.Option(min=300, help="Vocabulary of the BPE trained here.")] = 8192,
+    max_len: Annotated[int, typer.Option(help="Longest sample, in tokens.")] = 4096,
+    min_len: Annotated[int, typer.Option(help="Shorter pieces are joined to a neighbour, in tokens.")] = 128,
+    overlap: Annotated[int, typer.Option(help="Context repeated between windows, in tokens; not trained.")] = 128,
+    validation: Annotated[float, typer.Option(min=0, max=0.5, help="Share of chapters held out.")] = 0.05,
+    seed: Annotated[int, typer.Option(help="Draws the chapters held out.")] = 42,
+    as_json: AsJson = False,
+) -> None:
+    """Turn novels into a token store.
+
+    Reads .txt (UTF-8, UTF-16, GB18030, Big5), .json, .jsonl, .parquet and .epub; splits chapters; trains a
+    tokenizer or uses yours; ends with a report in which every character is accounted for.
+    """
+    from hvd_novel.corpus.prepare import prepare as run
+    from hvd_novel.corpus.report import render
+
+    report = run(
+        paths,
+        out,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        max_len=max_len,
+        min_len=min_len,
+        overlap=overlap,
+        validation_fraction=validation,
+        seed=seed,
+        progress=_log,
+    )
+    if as_json:
+        print((out / "report.json").read_text(encoding="utf-8"))
+    else:
+        render(report, Console())
+        print(f"token store: {out}")
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Configuration file.")],
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings in place of the file's, e.g. `optimizer.lr=1e-4`."),
+    ] = None,
+) -> None:
+    """Train a model; start the same command again to resume.
+
+    Alone it runs on one process; under `horovodrun` or `mpirun` on all ranks. SIGTERM or SIGUSR1 finishes the
+    step, saves, and exits with code 75.
+    """
+    from hvd_novel.config import load
+    from hvd_novel.model.build import architecture_problems
+    from hvd_novel.train.run import train as run
+
+    finished = run(load(config, overrides or [], architecture_problems), Console())
+    raise typer.Exit(OK if finished else REQUEUE)
+
+
+@app.command("eval")
+def evaluate(run: Run, step: Step = None, device: Device = None, as_json: AsJson = False) -> None:
+    """Measure a run's model on the validation split, beside a unigram model.
+
+    Works under `horovodrun` and `mpirun` too: samples are dealt to the ranks, and the result is the same.
+    """
+    from hvd_novel.train.finished import evaluate_run
+
+    result = evaluate_run(run, step=step, device=device)
+    if result is None:  # not rank 0
+        return
+    if as_json:
+        print(json.dumps(result))
+        return
+    _table(
+        f"{run}, step {result['step']}: validation split",
+        {
+            "tokens": f"{result['tokens']:,}",
+            "characters": f"{result['characters']:,}",
+            "loss (nats/token)": f"{result['loss']:.4f}",
+            "perplexity": f"{result['perplexity']:.2f}",
+            "bits per token": f"{result['bits_per_token']:.4f}",
+            "bits per character": f"{result['bits_per_character']:.4f}",
+            "unigram model, bits per character": f"{result['unigram_bits_per_character']:.4f}",
+            "below the unigram model": f"{result['below_unigram']:.1%}",
+        },
+    )
+
+
+@app.command()
+def generate(
+    run: Run,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+    genre: Annotated[
+        str, typer.Option(help="fantasy, romance, urban, scifi, ... (aliases such as 玄幻 work)")
+    ] = "unknown",
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most likely token each time.")] = 0.8,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the probability drawn from.")] = 0.95,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 200,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    step: Step = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a run's model write."""
+    from hvd_novel.train.finished import generate_from_run
+    from hvd_novel.train.generate import Sampling
+
+    text = generate_from_run(
+        run,
+        prompt=prompt,
+        genre=genre,
+        sampling=Sampling(max_new_tokens, temperature, top_p, seed),
+        step=step,
+        device=device,
+    )
+    print(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False) if as_json else prompt + text)
+
+
+@app.command()
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Option(help="Folder to make; must not hold anything yet.")],
+    step: Step = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's model as a plain Hugging Face folder.
+
+    It loads with `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`; this is tried, and
+    the logits are compared, before the folder gets its name.
+    """
+    from hvd_novel.train.finished import export_run
+
+    used, difference = export_run(run, out, step=step)
+    if as_json:
+        print(json.dumps({"out": str(out), "step": used, "largest_logit_difference": difference}))
+    else:
+        print(f"exported step {used} to {out} (checked: logits differ by at most {difference:.1e})")
+
+
+def main() -> None:
+    """Entry point: turns UserError into one message, the same exit code on every rank, and no traceback."""
+    try:
+        app()
+    except UserError as error:
+        _leave(MISTAKE, str(error))
+    except KeyboardInterrupt:
+        _leave(130, "interrupted")
+
+
+def _leave(code: int, message: str) -> None:
+    """Print `message` once for the whole job, wait for the other ranks if there are any, and exit."""
+    from hvd_novel import comm
+
+    if comm.launched_rank() == 0:
+        err.print(f"error: {message}", markup=False, highlight=False, soft_wrap=True, style="red")
+    comm.leave(code)
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _table(title: str, rows: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console().print(table)

@@ -1,0 +1,1 @@
+"""The causal language model: architecture, varlen attention, chunked loss, export."""

@@ -1,0 +1,1 @@
+"""What a run tells: console lines, metrics.jsonl, TensorBoard, status.json."""

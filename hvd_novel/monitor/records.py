@@ -1,0 +1,91 @@
+"""Records of a run and where they go.
+
+A record is a flat dict with ``kind`` and ``step`` (completed optimizer steps). Kinds and their keys:
+
+| kind       | keys                                                                                          |
+|------------|-----------------------------------------------------------------------------------------------|
+| train      | loss (nats per trained token, all ranks), grad_norm (before clipping), lr, epoch (fraction),  |
+|            | tokens and trained_tokens (this step, all ranks), total_trained_tokens, packs (all ranks),    |
+|            | seconds, tokens_per_second (all ranks), memory_bytes (peak, this rank), updated (0: the       |
+|            | gradient was not finite and the step left the parameters alone)                               |
+| eval       | loss, perplexity, bits_per_token, bits_per_character, tokens, characters, seconds             |
+| sample     | prompt, genre, text                                                                           |
+| checkpoint | path, seconds                                                                                 |
+
+Numbers that are not finite are written as null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+Record = Mapping[str, Any]
+
+
+class Sink(Protocol):
+    """Somewhere that records go, on rank 0."""
+
+    def emit(self, record: Record) -> None:
+        """Take one record."""
+
+    def close(self) -> None:
+        """Write what is still held back."""
+
+
+class MetricsFile:
+    """``metrics.jsonl``: one record a line, flushed at once."""
+
+    def __init__(self, path: Path, resumed_step: int) -> None:
+        """Open for appending. Lines after `resumed_step`, which will be trained again, are dropped."""
+        if path.exists():
+            _rewrite(path, [line for line in _lines(path) if json.loads(line)["step"] <= resumed_step])
+        self._file = path.open("a", encoding="utf-8")
+
+    def emit(self, record: Record) -> None:
+        """Append `record`."""
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self._file.write(json.dumps(finite, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoard:
+    """Scalars under ``{kind}/{key}`` and samples as text."""
+
+    def __init__(self, folder: Path, resumed_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # seconds to import, and not always wanted
+
+        self._writer = SummaryWriter(str(folder), purge_step=resumed_step + 1)
+
+    def emit(self, record: Record) -> None:
+        """Write the numbers of `record`, or its text."""
+        kind, step = record["kind"], record["step"]
+        for key, value in record.items():
+            if key != "step" and isinstance(value, (int, float)):
+                self._writer.add_scalar(f"{kind}/{key}", value, step)
+        if kind == "sample":
+            self._writer.add_text("sample", record["text"], step)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+
+def _lines(path: Path) -> list[str]:
+    """Whole lines only: a killed process may have left half a one."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _rewrite(path: Path, lines: list[str]) -> None:
+    aside = path.with_suffix(".tmp")
+    aside.write_text("".join(lines), encoding="utf-8")
+    os.replace(aside, path)

@@ -1,0 +1,1 @@
+"""The training loop, one step's algebra, evaluation and sampling."""

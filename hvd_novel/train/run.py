@@ -1,0 +1,199 @@
+"""From a configuration to a trained model: everything a run is made of, put together top to bottom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
+
+import compressors
+from hvd_novel import comm
+from hvd_novel.checkpoint import resume, state, writer
+from hvd_novel.checkpoint.resume import Checkpoint
+from hvd_novel.config import ComputeConfig, Config
+from hvd_novel.corpus.store import TokenStore
+from hvd_novel.errors import UserError
+from hvd_novel.model import attention, build
+from hvd_novel.monitor.console import ConsoleSink
+from hvd_novel.monitor.records import MetricsFile, Sink, TensorBoard
+from hvd_novel.sharding.plan import Plan, check_pack_size
+from hvd_novel.train.callbacks import Evaluate, Sample, Save
+from hvd_novel.train.optim import adamw
+from hvd_novel.train.run_folder import RunFolder
+from hvd_novel.train.trainer import Trainer
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+
+def train(config: Config, console: Console) -> bool:
+    """Train as `config` says, going on from the run folder's newest checkpoint if there is one.
+
+    Returns True if the run is finished, False if a signal stopped it after saving. Every rank calls this; a
+    mistake found on one raises the same UserError on all.
+    """
+    topology = comm.init(deterministic=config.run.deterministic)
+    say: Say = (lambda line: console.print(line, markup=False, highlight=False)) if topology.rank == 0 else _silent
+    folder = RunFolder(Path(config.run.dir))
+
+    device = comm.together(lambda: set_up_device(config.compute, config.run.deterministic, topology), "train.device")
+    store = comm.together(lambda: open_store(config, verify=topology.local_rank == 0), "train.store")
+    found, faults = comm.together(lambda: _find_checkpoint(config, folder, store), "train.checkpoint")
+    for fault in faults:
+        say(f"warning: passing over a damaged checkpoint: {fault}")
+    backend, reason = comm.together(
+        lambda: attention.choose(config.compute.attention, device, config.compute.precision),
+        "train.attention",
+    )
+    say(f"ranks: {topology.size} ({comm.controller()}) | device: {device} | precision: {config.compute.precision}")
+    say(f"attention: {backend} ({reason})")
+
+    tokenizer = store.load_tokenizer()
+    torch.manual_seed(config.run.seed)  # the same weights on every rank
+    model = comm.together(
+        lambda: build.build(
+            config.model,
+            tokenizer,
+            compute=config.compute,
+            device=device,
+            attention=backend,
+            max_len=store.header["max_len"],
+            checkpoint=found.folder if found else None,
+        ),
+        "train.model",
+    )
+    comm.broadcast_parameters(model)
+    optimizer = comm.distributed(
+        compressors.DistributedOptimizer,
+        adamw(model, config.optimizer),
+        named_parameters=model.named_parameters(),
+        compression=compressors.get(config.compression.name),
+    )
+    scaler = torch.amp.GradScaler(device.type, enabled=config.compute.precision == "fp16")
+    train_split = store.split("train")
+    plan = comm.together(
+        lambda: Plan(
+            train_split.lengths,
+            train_split.trained_tokens,
+            seed=config.run.seed,
+            step_tokens=config.batch.tokens,
+            pack_tokens=config.batch.micro_batch_tokens,
+        ),
+        "train.plan",
+    )
+    say(f"model: {config.model.type or config.model.pretrained}, {_parameters(model):,} parameters")
+    say(
+        f"data: {len(train_split):,} samples, {int(train_split.lengths.sum(dtype='int64')):,} tokens, "
+        f"{plan.steps_per_epoch:,} steps an epoch"
+    )
+
+    resumed_step = found.step if found else 0
+    sinks: list[Sink] = []
+    if topology.rank == 0:
+        sinks = [
+            ConsoleSink(console, first_step=resumed_step, steps=config.schedule.steps, every=config.log.every),
+            MetricsFile(folder.metrics, resumed_step),
+            *([TensorBoard(folder.tensorboard, resumed_step)] if config.log.tensorboard else []),
+        ]
+    trainer = Trainer(
+        config=config,
+        topology=topology,
+        store=store,
+        tokenizer=tokenizer,
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        plan=plan,
+        folder=folder,
+        sinks=sinks,
+        callbacks=[Evaluate(), Sample(), Save()],
+    )
+    state.seed_rank(config.run.seed, 0, topology.rank)
+    if found:
+        trainer.resume(found)
+        say(f"resuming at step {trainer.step} from {found.folder}")
+        if found.facts["world_size"] != topology.size:
+            say(
+                f"warning: the checkpoint was written by {found.facts['world_size']} ranks and there are "
+                f"{topology.size} now: the same documents form the same steps, but dropout draws anew"
+            )
+    _fit(trainer, folder)
+    return not trainer.preempted
+
+
+def set_up_device(compute: ComputeConfig, deterministic: bool, topology: comm.Topology) -> torch.device:
+    """The device of this rank, with threads and determinism set. Raises UserError if it is not there."""
+    torch.set_num_threads(compute.threads or max(1, len(os.sched_getaffinity(0)) // topology.local_size))
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    if compute.device == "cpu" or (compute.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs only"
+        raise UserError(
+            f"compute.device=cuda, but no CUDA device can be used (torch {torch.__version__} is built {built}); "
+            "set compute.device=cpu, or install a CUDA build of torch and check nvidia-smi"
+        )
+    if topology.local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"local rank {topology.local_rank} has no GPU: {torch.cuda.device_count()} here; start fewer ranks a node"
+        )
+    torch.cuda.set_device(topology.local_rank)
+    return torch.device("cuda", topology.local_rank)
+
+
+def open_store(config: Config, *, verify: bool = True) -> TokenStore:
+    """The token store, checked against the pack size. `verify` reads and hashes every byte of it."""
+    store = TokenStore.open(Path(config.data.store), verify=verify)
+    for split in ("train", "validation"):
+        check_pack_size(store.split(split).lengths, config.batch.micro_batch_tokens)
+    return store
+
+
+def _find_checkpoint(config: Config, folder: RunFolder, store: TokenStore) -> tuple[Checkpoint | None, list[str]]:
+    folder.check(config)
+    found, faults = resume.newest(folder.checkpoints)
+    if found and found.facts["store_fingerprint"] != store.fingerprint:
+        raise UserError(
+            f"the token store {config.data.store} is not the one that {found.folder} was trained on; "
+            "point data.store to that one, or choose another run.dir"
+        )
+    return found, faults
+
+
+def _fit(trainer: Trainer, folder: RunFolder) -> None:
+    """Train, and leave the truth about how it ended in status.json."""
+    first = trainer.topology.rank == 0
+
+    def prepare() -> None:
+        if first:
+            folder.create(trainer.config, {"ranks": trainer.topology.size, "controller": comm.controller()})
+            writer.remove_unfinished(folder.checkpoints)
+            folder.status("running", trainer.step)
+
+    comm.together(prepare, "train.folder")
+    try:
+        trainer.fit()
+    except BaseException:
+        if first:
+            folder.status("failed", trainer.step)
+        raise
+    finally:
+        for sink in trainer.sinks:
+            sink.close()
+    if first:
+        folder.status("preempted" if trainer.preempted else "finished", trainer.step)
+
+
+def _parameters(model: PreTrainedModel) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _silent(line: str) -> None:
+    pass

@@ -1,0 +1,174 @@
+"""The loop, and nothing else. Evaluation, samples and checkpoints hang on it as callbacks."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hvd_novel import comm
+from hvd_novel.checkpoint import state, writer
+from hvd_novel.checkpoint.resume import Checkpoint
+from hvd_novel.config import Config
+from hvd_novel.corpus.store import TokenStore
+from hvd_novel.errors import UserError
+from hvd_novel.monitor.records import Sink
+from hvd_novel.sharding.packing import packs_of
+from hvd_novel.sharding.plan import Plan
+from hvd_novel.train.optim import learning_rate
+from hvd_novel.train.run_folder import RunFolder
+from hvd_novel.train.step import train_step
+
+_MOST_SKIPPED = 20
+
+
+class Callback(Protocol):
+    """Something that happens beside the steps. Called on every rank, in the same order."""
+
+    def after_step(self, trainer: Trainer) -> None:
+        """After each optimizer step; `trainer.step` counts it already."""
+
+    def at_end(self, trainer: Trainer) -> None:
+        """After the last step of this start, finished or preempted."""
+
+
+class Trainer:
+    """The state of a run and the loop over its steps."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        topology: comm.Topology,
+        store: TokenStore,
+        tokenizer: PreTrainedTokenizerBase,
+        model: PreTrainedModel,
+        optimizer: Any,
+        scaler: torch.amp.GradScaler,
+        plan: Plan,
+        folder: RunFolder,
+        sinks: Sequence[Sink],
+        callbacks: Sequence[Callback],
+    ) -> None:
+        self.config, self.topology = config, topology
+        self.store, self.tokenizer, self.plan = store, tokenizer, plan
+        self.model, self.optimizer, self.scaler = model, optimizer, scaler
+        self.folder, self.sinks, self.callbacks = folder, sinks, callbacks
+        self.step = 0
+        self.total_trained_tokens = 0
+        self.preempted = False
+        self._skipped = 0
+        self._signalled = False
+
+    def fit(self) -> None:
+        """Train to the last step, or until a signal reached any rank (then `preempted` is true on all)."""
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._on_signal)
+        while self.step < self.config.schedule.steps and not self.preempted:
+            self.emit("train", **self._train_step())
+            for callback in self.callbacks:
+                callback.after_step(self)
+        for callback in self.callbacks:
+            callback.at_end(self)
+
+    def emit(self, kind: str, **values: Any) -> None:
+        """Send a record to the sinks (rank 0 has some, other ranks none)."""
+        for sink in self.sinks:
+            sink.emit({"kind": kind, "step": self.step, **values})
+
+    def save(self) -> Path:
+        """Write a checkpoint of this moment; on every rank, returns or fails on all of them together."""
+        random = comm.all_gather_object(state.random_state(), "checkpoint.random")
+        return comm.together(lambda: self._write(random), "checkpoint.write")
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from `checkpoint`, whose weights the model already has."""
+        state.load_optimizer_tensors(self.optimizer, self.model, checkpoint.optimizer())
+        trainer = checkpoint.trainer()
+        self.step, self.total_trained_tokens = trainer["step"], trainer["total_trained_tokens"]
+        self.scaler.load_state_dict(trainer["scaler"])
+        if checkpoint.facts["world_size"] == self.topology.size:
+            state.set_random_state(checkpoint.random(self.topology.rank))
+        else:
+            state.seed_rank(self.config.run.seed, self.step, self.topology.rank)
+
+    def _train_step(self) -> dict[str, Any]:
+        start = time.perf_counter()
+        planned = self.plan.step(self.step, self.topology.replicas)
+        rate = learning_rate(self.step, self.config.optimizer.lr, self.config.schedule)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        result = train_step(
+            self.model,
+            self.optimizer,
+            self.scaler,
+            packs_of(self.store.split("train"), planned.packs[self.topology.replica]),
+            trained_tokens=planned.trained_tokens,
+            compute=self.config.compute,
+            clip_norm=self.config.optimizer.clip_norm,
+        )
+        loss_sum, signalled = comm.all_reduce_sum([result.loss_sum, float(self._signalled)], "train.step")
+        self.preempted = signalled > 0
+        self.step += 1
+        self.total_trained_tokens += planned.trained_tokens
+        self._watch(result.updated)
+        seconds = time.perf_counter() - start
+        tokens = int(self.plan.lengths[planned.documents].sum())
+        return {
+            "loss": loss_sum / planned.trained_tokens,
+            "grad_norm": result.grad_norm,
+            "lr": rate,
+            "epoch": self.step / self.plan.steps_per_epoch,
+            "tokens": tokens,
+            "trained_tokens": planned.trained_tokens,
+            "total_trained_tokens": self.total_trained_tokens,
+            "packs": sum(len(packs) for packs in planned.packs),
+            "seconds": seconds,
+            "tokens_per_second": tokens / seconds,
+            "memory_bytes": _peak_memory(self.model.device),
+            "updated": int(result.updated),
+        }
+
+    def _watch(self, updated: bool) -> None:
+        self._skipped = 0 if updated else self._skipped + 1
+        if self._skipped == _MOST_SKIPPED:
+            raise UserError(
+                f"the gradient was not finite in {_MOST_SKIPPED} steps one after another (last: step {self.step}); "
+                "lower optimizer.lr or use compute.precision=bf16. The last checkpoint is untouched"
+            )
+
+    def _write(self, random: list[dict[str, torch.Tensor]]) -> Path:
+        target = self.folder.checkpoints / writer.name(self.step)
+        if self.topology.rank != 0:
+            return target
+        return writer.save(
+            self.folder.checkpoints,
+            self.step,
+            model=self.model,
+            tokenizer=self.tokenizer,
+            optimizer=state.optimizer_tensors(self.optimizer, self.model),
+            random=random,
+            trainer={
+                "step": self.step,
+                "total_trained_tokens": self.total_trained_tokens,
+                "scaler": self.scaler.state_dict(),
+            },
+            facts={"store_fingerprint": self.store.fingerprint},
+            keep=self.config.checkpoint.keep,
+        )
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True  # agreed on by all ranks at the end of the step
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
