@@ -204,7 +204,13 @@ def main() -> None:
     except UserError as error:
         _leave(MISTAKE, str(error))
     except KeyboardInterrupt:
-        _leave(130, "interrupted")
+        _complain("interrupted")
+        sys.exit(130)
+    except Exception as error:
+        if not _is_lost_rank(error):
+            raise
+        _complain("another rank has stopped; its own message tells why. The last checkpoint is untouched")
+        sys.exit(FAILURE)
 
 
 def _leave(code: int, message: str) -> None:
@@ -212,8 +218,18 @@ def _leave(code: int, message: str) -> None:
     from hvd_novel import comm
 
     if comm.launched_rank() == 0:
-        err.print(f"error: {message}", markup=False, highlight=False, soft_wrap=True, style="red")
+        _complain(message)
     comm.leave(code)
+
+
+def _is_lost_rank(error: Exception) -> bool:
+    from hvd_novel.comm import LostRankError
+
+    return isinstance(error, LostRankError)
+
+
+def _complain(message: str) -> None:
+    err.print(f"error: {message}", markup=False, highlight=False, soft_wrap=True, style="red")
 
 
 def _log(line: str) -> None:

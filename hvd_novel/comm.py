@@ -16,10 +16,14 @@ from typing import Any, NoReturn, TypeVar
 
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HorovodInternalError
 
 from hvd_novel.errors import UserError
 
 T = TypeVar("T")
+
+LostRankError = HorovodInternalError
+"""Raised by any collective when another rank has died or gone another way."""
 
 _RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _DEFAULTS = {
@@ -47,6 +51,11 @@ class Topology:
     def replicas(self) -> int:
         """Number of data-parallel replicas."""
         return self.size
+
+
+def launched() -> bool:
+    """Whether a launcher started this process, as one rank of a job."""
+    return any(name in os.environ for name in _RANK_VARIABLES)
 
 
 def launched_rank() -> int:

@@ -86,7 +86,7 @@ class OptimizerConfig(Section):
     """AdamW (Loshchilov & Hutter 2019)."""
 
     lr: Annotated[float, Field(gt=0)] = 3e-4
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """For matrices; embeddings, norms and biases have their own below."""
@@ -116,7 +116,7 @@ class ComputeConfig(Section):
     """Where and how the arithmetic is done."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """bf16 and fp16 compute under autocast with fp32 master weights; fp16 scales the loss dynamically."""
     attention: Literal["auto", "flash", "torch-varlen", "sdpa"] = "auto"
     gradient_checkpointing: bool = False

@@ -123,7 +123,9 @@ def _flash(
     from flash_attn import flash_attn_varlen_func
 
     output = flash_attn_varlen_func(
-        *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
+        _rows(query),
+        _rows(key),
+        _rows(value),
         cu_seqlens_q=cu_seq_lens_q,
         cu_seqlens_k=cu_seq_lens_q,
         max_seqlen_q=max_length_q,
@@ -156,7 +158,9 @@ def _torch_varlen(
     if dropout:
         raise UserError("torch's varlen attention has no dropout; set attention_dropout: 0 or use flash-attn")
     output = varlen_attn(
-        *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
+        _rows(query),
+        _rows(key),
+        _rows(value),
         cu_seq_lens_q,
         cu_seq_lens_q,
         max_length_q,
@@ -165,7 +169,13 @@ def _torch_varlen(
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
         enable_gqa=key.shape[1] != query.shape[1],
     )
+    assert isinstance(output, torch.Tensor)
     return output.unsqueeze(0), None
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """[1, heads, tokens, dim] -> [tokens, heads, dim], without a copy."""
+    return tensor[0].transpose(0, 1)
 
 
 AttentionInterface.register(IMPLEMENTATION["flash"], _flash)

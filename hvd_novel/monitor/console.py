@@ -11,7 +11,7 @@ from hvd_novel.monitor.records import Record
 class ConsoleSink:
     """One line per `every` steps, with means over the interval and the time left."""
 
-    def __init__(self, console: Console, *, first_step: int, steps: int, every: int) -> None:
+    def __init__(self, console: Console, *, first_step: int, steps: int, every: int, bar: bool) -> None:
         self._console, self._first, self._steps, self._every = console, first_step, steps, every
         self._interval: list[Record] = []
         self._seconds = 0.0
@@ -22,7 +22,7 @@ class ConsoleSink:
             TextColumn("{task.fields[eta]}"),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not bar,
         )
         self._task = self._bar.add_task("training", total=steps, completed=first_step, eta="")
         self._bar.start()

@@ -12,8 +12,9 @@ from hvd_novel import comm
 from hvd_novel.checkpoint import resume
 from hvd_novel.checkpoint.resume import Checkpoint
 from hvd_novel.config import Config
+from hvd_novel.config import load as load_config
+from hvd_novel.corpus.genres import GENRES, recognise
 from hvd_novel.corpus.store import TokenStore
-from hvd_novel.corpus.tokenizer import normalize_genre
 from hvd_novel.errors import UserError
 from hvd_novel.model import attention, build, export
 from hvd_novel.train.evaluate import evaluate, unigram
@@ -63,8 +64,10 @@ def generate_from_run(
     run: Path, *, prompt: str, genre: str, sampling: Sampling, step: int | None, device: str | None
 ) -> str:
     """New text after `prompt` from a run's model."""
+    known = recognise(genre)
+    if known is None:
+        raise UserError(f"there is no genre '{genre}'; genres: {', '.join(GENRES)}")
     finished = load(run, step=step, device=device)
-    known = normalize_genre(genre)
     return generate(finished.model, finished.tokenizer, prompt=prompt, genre=known, sampling=sampling)
 
 
@@ -109,10 +112,8 @@ def _load_with_store(
 
 
 def _config(run: Path, device: str | None) -> Config:
-    """The run's configuration; by default on a GPU only if there is one, wherever it was trained."""
-    tree = RunFolder(run).load_tree()
-    compute = tree.setdefault("compute", {})
-    trained_on = compute.get("device", "auto")
-    compute["device"] = device or ("auto" if trained_on == "cuda" else trained_on)
-    compute["threads"] = None
-    return Config.model_validate(tree, strict=False)
+    """The run's configuration; unless told otherwise, a GPU is used only if there is one, wherever it was trained."""
+    folder = RunFolder(run)
+    trained_on = folder.load_tree().get("compute", {}).get("device", "auto")
+    chosen = device or ("auto" if trained_on == "cuda" else trained_on)
+    return load_config(folder.config, [f"compute.device={chosen}", "compute.threads=null"], build.architecture_problems)

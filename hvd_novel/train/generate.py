@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
@@ -33,7 +34,7 @@ def generate(
     """
     ids = tokenizer.convert_tokens_to_ids([genre_token(genre)]) + tokenizer.encode(prompt, add_special_tokens=False)
     inputs = torch.tensor([ids], device=model.device)
-    drawing = {"do_sample": False}
+    drawing: dict[str, Any] = {"do_sample": False}
     if sampling.temperature > 0:
         drawing = {
             "do_sample": True,
@@ -66,12 +67,12 @@ def _decoding(model: PreTrainedModel) -> Iterator[None]:
     model.eval()
     model.set_attn_implementation("sdpa")
     if checkpointing:
-        model.gradient_checkpointing_disable()
+        model.activation_checkpointing_disable()
     try:
         yield
     finally:
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
         model.set_attn_implementation(implementation)
         model.train(training)
 

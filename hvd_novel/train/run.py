@@ -93,10 +93,18 @@ def train(config: Config, console: Console) -> bool:
     )
 
     resumed_step = found.step if found else 0
+    comm.together(lambda: _prepare_folder(folder, config, topology, resumed_step), "train.folder")
     sinks: list[Sink] = []
     if topology.rank == 0:
         sinks = [
-            ConsoleSink(console, first_step=resumed_step, steps=config.schedule.steps, every=config.log.every),
+            ConsoleSink(
+                console,
+                first_step=resumed_step,
+                steps=config.schedule.steps,
+                every=config.log.every,
+                # Launchers give ranks a pseudo-terminal of their own, whatever their output goes to.
+                bar=console.is_terminal and not comm.launched(),
+            ),
             MetricsFile(folder.metrics, resumed_step),
             *([TensorBoard(folder.tensorboard, resumed_step)] if config.log.tensorboard else []),
         ]
@@ -167,28 +175,24 @@ def _find_checkpoint(config: Config, folder: RunFolder, store: TokenStore) -> tu
     return found, faults
 
 
+def _prepare_folder(folder: RunFolder, config: Config, topology: comm.Topology, step: int) -> None:
+    if topology.rank == 0:
+        folder.create(config, {"ranks": topology.size, "controller": comm.controller()})
+        writer.remove_unfinished(folder.checkpoints)
+        folder.status("running", step)
+
+
 def _fit(trainer: Trainer, folder: RunFolder) -> None:
     """Train, and leave the truth about how it ended in status.json."""
-    first = trainer.topology.rank == 0
-
-    def prepare() -> None:
-        if first:
-            folder.create(trainer.config, {"ranks": trainer.topology.size, "controller": comm.controller()})
-            writer.remove_unfinished(folder.checkpoints)
-            folder.status("running", trainer.step)
-
-    comm.together(prepare, "train.folder")
+    state_at_end = "failed"
     try:
         trainer.fit()
-    except BaseException:
-        if first:
-            folder.status("failed", trainer.step)
-        raise
+        state_at_end = "preempted" if trainer.preempted else "finished"
     finally:
         for sink in trainer.sinks:
             sink.close()
-    if first:
-        folder.status("preempted" if trainer.preempted else "finished", trainer.step)
+        if trainer.topology.rank == 0:
+            folder.status(state_at_end, trainer.step)
 
 
 def _parameters(model: PreTrainedModel) -> int:

@@ -1,0 +1,204 @@
+"""Writing a token store: samples as they come, then the split into training and validation, the header last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hvd_novel.corpus import store
+from hvd_novel.corpus.genres import GENRES
+from hvd_novel.corpus.samples import Sample
+from hvd_novel.corpus.segments import SEGMENT_TYPES
+from hvd_novel.errors import UserError
+
+_BATCH_ROWS = 1024
+_BATCH_TOKENS = 1 << 22  # bounds memory, and the int32 offsets of an Arrow list
+
+
+@contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """A new folder beside `out` that takes its place when the block ends well; otherwise nothing has happened.
+
+    Raises UserError if `out` is neither absent, an empty folder nor a token store, or cannot be made.
+    """
+    check_target(out)
+    aside = out.resolve().with_name(f".{out.resolve().name}.{os.getpid()}.partial")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written: {error.strerror}; choose another place") from None
+    try:
+        yield aside
+        _sync(aside)
+        _put_in_place(aside, out.resolve())
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_target(out: Path) -> None:
+    """Raise UserError unless a store may be written to `out`."""
+    if out.exists() and not store.is_store(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"--out {out} exists and is not a token store; choose another folder or remove it")
+
+
+def _put_in_place(aside: Path, out: Path) -> None:
+    old = aside.with_suffix(".old")
+    if out.exists():
+        out.rename(old)
+    aside.rename(out)
+    _sync_file(out.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _sync_file(path)
+    _sync_file(folder)
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class SampleWriter:
+    """Takes samples unit by unit into a scratch file; `split` deals the units to training and validation."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer = pa.ipc.new_file(str(path), store.SCHEMA)
+        self._rows: list[tuple[Sample, int, str]] = []
+        self._row_tokens = 0
+        self._unit_keys: list[str] = []
+        self._unit_of_sample: list[int] = []
+
+    def __enter__(self) -> SampleWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._flush()
+        self._writer.close()
+
+    def add_unit(self, key: str, samples: Sequence[Sample], novel: int, genre: str) -> None:
+        """Add the samples of one unit of the novel with index `novel`; `key` names the unit's content."""
+        self._unit_of_sample += [len(self._unit_keys)] * len(samples)
+        self._unit_keys.append(key)
+        for sample in samples:
+            self._rows.append((sample, novel, genre))
+            self._row_tokens += len(sample.input_ids)
+            if len(self._rows) == _BATCH_ROWS or self._row_tokens >= _BATCH_TOKENS:
+                self._flush()
+
+    def split(self, folder: Path, validation_fraction: float, seed: int) -> dict[str, store.SplitCounts]:
+        """Write train.arrow and validation.arrow into `folder` and remove the scratch file."""
+        chosen = choose_validation(self._unit_keys, validation_fraction, seed)
+        is_validation = np.isin(self._unit_of_sample, sorted(chosen))
+        counts = {
+            "train": _copy(self._path, folder / "train.arrow", ~is_validation),
+            "validation": _copy(self._path, folder / "validation.arrow", is_validation),
+        }
+        self._path.unlink()
+        return counts
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_batch(_record_batch(self._rows))
+        self._rows, self._row_tokens = [], 0
+
+
+def choose_validation(unit_keys: Sequence[str], fraction: float, seed: int) -> set[int]:
+    """Indices of the validation units: the first ceil(fraction x units) in an order that depends on key and seed.
+
+    At least one if there are two or more and `fraction` > 0, never all. Raises ValueError for a fraction outside
+    [0, 1).
+    """
+    if not 0 <= fraction < 1:
+        raise ValueError(f"the validation fraction must be at least 0 and below 1, not {fraction}")
+    count = min(math.ceil(Fraction(str(fraction)) * len(unit_keys)), max(0, len(unit_keys) - 1))
+    ranks = [hashlib.sha256(f"{seed}:{key}".encode()).digest() for key in unit_keys]
+    return set(sorted(range(len(unit_keys)), key=lambda unit: (ranks[unit], unit))[:count])
+
+
+def write_novels(path: Path, novels: Sequence[dict[str, Any]]) -> None:
+    """Write novels.arrow from rows with the columns of `store.NOVEL_SCHEMA`."""
+    columns: list[pa.Array] = []
+    for field in store.NOVEL_SCHEMA:
+        values = [novel[field.name] for novel in novels]
+        columns.append(_names(values, GENRES) if field.name == "genre" else pa.array(values, field.type))
+    with pa.ipc.new_file(str(path), store.NOVEL_SCHEMA) as writer:
+        writer.write_batch(pa.record_batch(columns, store.NOVEL_SCHEMA))
+
+
+def write_header(folder: Path, **facts: Any) -> None:
+    """Write store.json over all files that `folder` holds; `facts` are the keys of `store.Header` not known here."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    header = {
+        "format": store.FORMAT,
+        "schema_version": store.SCHEMA_VERSION,
+        **facts,
+        "files": {name: store.file_facts(folder / name) for name in names},
+    }
+    header["fingerprint"] = store.fingerprint(header)
+    (folder / store.HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+def _record_batch(rows: Sequence[tuple[Sample, int, str]]) -> pa.RecordBatch:
+    samples, novels, genres = zip(*rows, strict=True)
+    lengths = [len(sample.input_ids) for sample in samples]
+    offsets = pa.array(np.cumsum([0, *lengths]), pa.int32())
+    values = pa.array(np.concatenate([sample.input_ids for sample in samples]))
+    columns = {
+        "input_ids": pa.ListArray.from_arrays(offsets, values),
+        "length": lengths,
+        "genre": _names(genres, GENRES),
+        "segment_type": _names([sample.segment_type for sample in samples], SEGMENT_TYPES),
+        "novel": novels,
+    }
+    for name in ("context", "chapter", "token_start", "token_end", "characters"):
+        columns[name] = [getattr(sample, name) for sample in samples]
+    return pa.record_batch([columns[field.name] for field in store.SCHEMA], store.SCHEMA)
+
+
+def _names(values: Sequence[str], names: tuple[str, ...]) -> pa.DictionaryArray:
+    codes = pa.array([names.index(value) for value in values], pa.int8())
+    return pa.DictionaryArray.from_arrays(codes, pa.array(names))
+
+
+def _copy(scratch: Path, target: Path, wanted: np.ndarray) -> store.SplitCounts:
+    """Copy the `wanted` samples, bool [samples], batch by batch; returns their sums."""
+    counts = store.SplitCounts(samples=0, tokens=0, trained_tokens=0, characters=0)
+    done = 0
+    with pa.memory_map(str(scratch)) as source, pa.ipc.new_file(str(target), store.SCHEMA) as writer:
+        reader = pa.ipc.open_file(source)
+        for index in range(reader.num_record_batches):
+            batch = reader.get_batch(index)
+            part = batch.filter(pa.array(wanted[done : done + batch.num_rows]))
+            done += batch.num_rows
+            if part.num_rows:
+                writer.write_batch(part)
+                _count(part, counts)
+    return counts
+
+
+def _count(batch: pa.RecordBatch, counts: store.SplitCounts) -> None:
+    tokens, context = (int(batch[name].to_numpy().sum(dtype=np.int64)) for name in ("length", "context"))
+    counts["samples"] += batch.num_rows
+    counts["tokens"] += tokens
+    counts["trained_tokens"] += tokens - context
+    counts["characters"] += int(batch["characters"].to_numpy().sum(dtype=np.int64))

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from hvd_novel.corpus import prepare as prepares
+from hvd_novel.corpus.clean import clean
+from hvd_novel.corpus.genres import UNKNOWN
+from hvd_novel.corpus.prepare import prepare
+from hvd_novel.corpus.report import Report, render
+from hvd_novel.corpus.store import TokenStore
+from hvd_novel.errors import UserError
+from tests.corpus.texts import SIMPLIFIED, TRADITIONAL, novel
+
+OPTIONS: dict[str, Any] = {
+    "tokenizer": None,
+    "vocab_size": 400,
+    "max_len": 200,
+    "min_len": 32,
+    "overlap": 16,
+    "validation_fraction": 0.1,
+    "seed": 1,
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Files of every kind, with something wrong in several of them."""
+    folder = tmp_path / "books"
+    (folder / "玄幻").mkdir(parents=True)
+    (folder / "玄幻" / "龙.txt").write_text("\ufeff" + novel(4).replace("\n", "\r\n"), encoding="utf-8")
+    (folder / "big5.txt").write_bytes(novel(3, text=TRADITIONAL).replace("这", "這").encode("big5", "ignore"))
+    (folder / "cut.txt").write_bytes(novel(2).encode("gb18030")[:-1])
+    lines = [
+        {"content": novel(2, text=f"第{n}本。" + SIMPLIFIED), "genre": "Sci-Fi", "title": f"书{n}"} for n in range(10)
+    ]
+    texts = [json.dumps(line, ensure_ascii=False) for line in lines]
+    texts[4] = "{"
+    (folder / "many.jsonl").write_text("\n".join(texts), encoding="utf-8")
+    objects = [{"content": novel(2, 3), "genre": "烹饪"}, {"content": " \n\u3000 "}, {"title": "空"}]
+    (folder / "list.json").write_text(json.dumps(objects), encoding="utf-8")
+    pq.write_table(pa.table({"text": [novel(3, 2)], "author": ["佚名"]}), folder / "table.parquet")
+    (folder / "cover.jpg").write_bytes(b"\xff\xd8")
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "broken.epub").write_bytes(b"PK")
+    (folder / "noise.txt").write_bytes(bytes(range(128)) * 50)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_everything_usable_is_kept_and_the_rest_reported(corpus: Path, tmp_path: Path) -> None:
+    report = prepare([corpus], tmp_path / "store", **OPTIONS)
+    assert report == Report.model_validate_json((tmp_path / "store" / "report.json").read_text(encoding="utf-8"))
+    found = {file.path: (file.status, file.reason, file.encoding, file.novels, file.chapters) for file in report.files}
+    assert found == {
+        "books/big5.txt": ("ok", "", "cp950", 1, 3),
+        "books/broken.epub": ("skipped", "corrupt epub: BadZipFile: File is not a zip file", None, 0, 0),
+        "books/cover.jpg": ("skipped", "unsupported suffix", None, 0, 0),
+        "books/cut.txt": ("partial", "1 undecodable byte dropped", "gb18030", 1, 2),
+        "books/empty.txt": ("skipped", "the novel has no text", "utf-8", 0, 0),
+        "books/list.json": ("partial", "object 2: the novel has no text (and 1 more)", "utf-8", 1, 2),
+        "books/many.jsonl": (
+            "partial",
+            "line 5: invalid JSON: Expecting property name enclosed in double quotes: column 2 (char 1)",
+            "utf-8",
+            9,
+            18,
+        ),
+        "books/noise.txt": ("skipped", "undecodable: the content looks binary", None, 0, 0),
+        "books/table.parquet": ("ok", "", None, 1, 3),
+        "books/玄幻/龙.txt": ("ok", "", "utf-8", 1, 4),
+    }
+    assert report.unrecognised_genres == {"烹饪": 1}
+    assert report.totals.undecodable_bytes == 1
+    counts = report.totals
+    assert (counts.files, counts.ok, counts.partial, counts.skipped) == (10, 3, 3, 4)
+    assert (counts.novels, counts.chapters) == (14, 32)
+
+
+def test_the_accounts_close(corpus: Path, tmp_path: Path) -> None:
+    report = prepare([corpus], tmp_path / "store", **OPTIONS)
+    for account in [report.totals.characters, *(file.characters for file in report.files)]:
+        assert account.read == account.kept + sum(account.removed.values())
+    by_path = {file.path: file.characters for file in report.files}
+    assert by_path["books/玄幻/龙.txt"].kept == len(novel(4))
+    assert by_path["books/玄幻/龙.txt"].removed["line_ends"] == novel(4).count("\n")
+    assert by_path["books/list.json"].read == len(novel(2, 3)) + len(" \n\u3000 ")
+
+    store = TokenStore.open(tmp_path / "store")
+    splits = [store.split(name) for name in ("train", "validation")]
+    assert sum(split.characters.sum() for split in splits) == report.totals.characters.kept
+    assert sum(split.trained_tokens.sum() for split in splits) == report.totals.tokens
+    assert sum(split.lengths.sum() for split in splits) == report.totals.sample_tokens
+    assert sum(len(split) for split in splits) == report.totals.samples
+    assert sum(file.tokens for file in report.files) == report.totals.tokens
+    for shares in (report.splits, report.genres, report.segment_types):
+        assert sum(share.samples for share in shares.values()) == report.totals.samples
+        assert sum(share.tokens for share in shares.values()) == report.totals.tokens
+    assert set(report.genres) == {"fantasy", "scifi", UNKNOWN}
+    lengths = np.concatenate([split.lengths for split in splits])
+    assert (report.lengths["min"], report.lengths["max"]) == (lengths.min(), lengths.max())
+    assert report.lengths["mean"] == round(float(lengths.mean()), 2)
+    assert list(report.lengths) == ["min", "p5", "p25", "p50", "p75", "p95", "p99", "max", "mean"]
+
+
+def test_the_store_holds_the_text_of_the_novels(corpus: Path, tmp_path: Path) -> None:
+    prepare([corpus / "玄幻", corpus / "table.parquet"], tmp_path / "store", **OPTIONS)
+    store = TokenStore.open(tmp_path / "store")
+    tokenizer = store.load_tokenizer()
+    streams: list[dict[int, np.ndarray]] = [{}, {}]
+    for name in ("train", "validation"):
+        split = store.split(name)
+        for index, row in enumerate(split.columns().to_pylist()):
+            ids = split.input_ids(index)
+            assert ids[0] == tokenizer.convert_tokens_to_ids(f"<|genre_{row['genre']}|>")
+            streams[row["novel"]][row["token_start"]] = ids[row["context"] :]
+    for stream, text in zip(streams, [novel(4), novel(3, 2)], strict=True):
+        ids = np.concatenate([stream[start] for start in sorted(stream)])
+        assert tokenizer.decode(ids, skip_special_tokens=True) == clean(text).text
+        assert ids[-1] == tokenizer.eos_token_id
+        assert np.count_nonzero(ids == tokenizer.convert_tokens_to_ids("<|chapter_sep|>")) == text.count("章 ") - 1
+    assert store.novels["author"].to_pylist() == ["", "佚名"]
+    assert store.novels["title"].to_pylist() == ["龙", "table"]
+
+
+def test_equal_input_gives_equal_bytes(corpus: Path, tmp_path: Path) -> None:
+    prepare([corpus], tmp_path / "a", **OPTIONS)
+    script = (
+        "import json, sys; from pathlib import Path; from hvd_novel.corpus.prepare import prepare; "
+        "prepare([Path(sys.argv[1])], Path(sys.argv[2]), **json.loads(sys.argv[3]))"
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    corpus.rename(elsewhere / "books")  # where the corpus lies makes no difference
+    command = [sys.executable, "-c", script, "../elsewhere/books", "b", json.dumps(OPTIONS)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONHASHSEED": "7"}
+    subprocess.run(command, check=True, cwd=elsewhere, env=environment)
+    assert contents(tmp_path / "a") == contents(elsewhere / "b")
+    prepare([elsewhere / "books"], tmp_path / "c", **{**OPTIONS, "seed": 2})
+    fingerprints = [TokenStore.open(tmp_path / name).fingerprint for name in ("a", "c")]
+    assert fingerprints[0] != fingerprints[1]
+
+
+def test_an_existing_tokenizer(corpus: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+    lines: list[str] = []
+    prepare([corpus], tmp_path / "store", **{**OPTIONS, "tokenizer": tokenizer_folder}, progress=lines.append)
+    assert TokenStore.open(tmp_path / "store").header["vocab_size"] == 500
+    assert lines[-1] == "file 10 of 10: books/玄幻/龙.txt"
+
+
+def test_training_text_is_spread_over_a_large_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abcdefgh":
+        (tmp_path / f"{name}.txt").write_text(name * 2000, encoding="utf-8")
+    monkeypatch.setattr(prepares, "_PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(prepares, "_TRAINING_BYTES", 4000)
+    sources = prepares.find_sources([tmp_path], tmp_path / "out")
+    pieces = list(prepares._training_texts(sources))
+    assert [piece[0] for piece in pieces] == [name for name in "abcdefgh" for _ in range(5)]
+
+
+def test_an_existing_store_is_replaced_and_a_failure_leaves_it(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    out.mkdir()
+    prepare([corpus / "big5.txt"], out, **OPTIONS)
+    first = TokenStore.open(out)
+    ids = first.split("train").input_ids(0).copy()
+    prepare([corpus / "玄幻"], out, **OPTIONS)
+    assert TokenStore.open(out).novels["title"].to_pylist() == ["龙"]
+    assert np.array_equal(first.split("train").input_ids(0), ids)  # what is mapped stays readable
+    before = contents(out)
+    with pytest.raises(UserError, match="none of the files can be used"):
+        prepare([corpus / "empty.txt"], out, **OPTIONS)
+    assert contents(out) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["books", "store"]
+
+
+def test_the_store_itself_is_not_read(corpus: Path) -> None:
+    for _ in range(2):
+        report = prepare([corpus], corpus / "store", **OPTIONS)
+        assert report.totals.files == 10
+
+
+def test_a_single_short_novel(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("雨。", encoding="utf-8")
+    report = prepare([tmp_path / "a.txt"], tmp_path / "store", **OPTIONS)
+    assert (report.totals.samples, report.totals.characters.kept) == (1, 2)
+    assert report.splits["validation"].samples == 0
+    assert TokenStore.open(tmp_path / "store").split("train").context.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_len": 80}, r"--max-len 80, --min-len 32 and --overlap 16 do not fit together: .* \(here 81\)"),
+        ({"vocab_size": 100}, "--vocab-size 100 is too small"),
+        ({"validation_fraction": 1.0}, "--validation-fraction 1.0 must be at least 0 and below 1"),
+        ({"tokenizer": Path("absent")}, "--tokenizer absent is not a folder"),
+    ],
+)
+def test_impossible_settings(corpus: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare([corpus], tmp_path / "store", **{**OPTIONS, **change})
+    assert not (tmp_path / "store").exists()
+
+
+def test_impossible_places(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="absent does not exist"):
+        prepare([tmp_path / "absent"], tmp_path / "store", **OPTIONS)
+    with pytest.raises(UserError, match=r"--out .*books exists and is not a token store; choose another folder"):
+        prepare([corpus], corpus, **OPTIONS)
+    with pytest.raises(UserError, match=r"--out .*list.json exists and is not a token store"):
+        prepare([corpus], corpus / "list.json", **OPTIONS)
+    with pytest.raises(UserError, match=r"--out .*store cannot be written: Not a directory"):
+        prepare([corpus], corpus / "list.json" / "store", **OPTIONS)
+    assert (corpus / "list.json").is_file()
+
+
+def test_nothing_usable_names_the_reasons(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"cover.jpg: unsupported suffix; empty.txt: the novel has no text\); give novels"
+    ):
+        prepare([corpus / "cover.jpg", corpus / "empty.txt"], tmp_path / "store", **OPTIONS)
+
+
+def test_the_report_as_tables(corpus: Path, tmp_path: Path) -> None:
+    for number in range(15):
+        (corpus / f"z{number}.txt").write_text(novel(1, 1), encoding="utf-8")
+    report = prepare([corpus], tmp_path / "store", **OPTIONS)
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    render(report, console)
+    text = console.export_text()
+    assert "books/cover.jpg" in text
+    assert "unsupported suffix" in text
+    assert "z1.txt" not in text
+    assert "18 more files are ok" in text
+    assert "genres not recognised, counted as unknown: 烹饪 (1)" in text
+    assert f"{report.totals.characters.read:,} read = {report.totals.characters.kept:,} kept" in text

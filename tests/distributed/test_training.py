@@ -1,0 +1,96 @@
+"""The same run under every launcher and at 1, 2 and 3 ranks: equal losses, gradients and parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hvd_novel.config import Config, load
+from hvd_novel.corpus.store import TokenStore
+from hvd_novel.sharding.plan import Plan
+from tests.launch import hvd_novel, run
+
+STEPS = 20
+LAUNCHES = [
+    ("plain", 1),
+    ("mpirun", 2),
+    ("mpirun", 3),
+    ("horovodrun --gloo", 2),
+    ("horovodrun --mpi", 2),
+]
+# Sums of fp32 gradients in another order, and AdamW, which divides by a small root, 20 times over.
+LOSS_TOLERANCE, PARAMETER_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4, 1e-5
+
+
+def losses(folder: Path) -> list[float]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [record["loss"] for record in records if record["kind"] == "train"]
+
+
+def final_parameters(folder: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
+
+
+def relative(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
+    assert got.keys() == want.keys()
+    difference = torch.cat([(got[name].double() - want[name].double()).flatten() for name in want])
+    return float(difference.norm() / torch.cat([tensor.double().flatten() for tensor in want.values()]).norm())
+
+
+def tokens_per_rank(config: Config, ranks: int) -> list[list[int]]:
+    split = TokenStore.open(Path(config.data.store)).split("train")
+    plan = Plan(
+        split.lengths,
+        split.trained_tokens,
+        seed=config.run.seed,
+        step_tokens=config.batch.tokens,
+        pack_tokens=config.batch.micro_batch_tokens,
+    )
+    steps = (plan.step(step, ranks).packs for step in range(STEPS))
+    return [[int(split.trained_tokens[[d for p in packs for d in p]].sum()) for packs in step] for step in steps]
+
+
+@pytest.mark.timeout(900)
+def test_launchers_and_ranks_agree(write_config: Callable[..., Path]) -> None:
+    # Few documents a step, so that ranks train unequal numbers of tokens.
+    sections = {"batch": {"tokens": 700, "micro_batch_tokens": 300}, "log": {"every": 10}}
+    results = {}
+    for launcher, ranks in LAUNCHES:
+        path = write_config(f"{launcher.replace(' ', '')}-{ranks}", **sections)
+        finished = hvd_novel("train", path, launcher=launcher, ranks=ranks)
+        assert finished.code == 0, finished.output
+        assert finished.output.count("step 20/20") == 1, "rank 0 alone speaks"
+        config = load(path, [], lambda section: [])
+        results[launcher, ranks] = Path(config.run.dir)
+    counts = tokens_per_rank(config, 3)
+    assert any(max(step) > 1.3 * max(1, min(step)) for step in counts), "the token counts were meant to differ"
+    one = results["plain", 1]
+    assert len(losses(one)) == STEPS
+    for key, folder in results.items():
+        assert losses(folder) == pytest.approx(losses(one), rel=LOSS_TOLERANCE), key
+        assert relative(final_parameters(folder), final_parameters(one)) < PARAMETER_TOLERANCE, key
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_gradients_equal_one_process(compression: str, store: Path, tmp_path: Path) -> None:
+    """The gradient of one step, with ranks that hold unequal numbers of packs, and one that holds none."""
+    worker = Path(__file__).with_name("gradient_worker.py")
+    gradients = {}
+    for launcher, ranks in [("plain", 1), ("mpirun", 2), ("horovodrun --gloo", 3), ("mpirun", 4)]:
+        out = tmp_path / f"{ranks}.safetensors"
+        command = ["python", str(worker), str(store), str(out), compression]
+        finished = run(command, launcher=launcher, ranks=ranks)
+        assert finished.code == 0, finished.output
+        gradients[ranks] = load_file(out)
+    tolerance = GRADIENT_TOLERANCE if compression == "none" else 2e-3
+    for ranks in (2, 3, 4):
+        packs = gradients[ranks].pop("packs").tolist()
+        assert len(set(packs)) > 1, "the numbers of packs were meant to differ"
+        assert relative(gradients[ranks], {k: v for k, v in gradients[1].items() if k != "packs"}) < tolerance
+    assert 0 in packs
