@@ -25,12 +25,14 @@ T = TypeVar("T")
 LostRankError = HorovodInternalError
 """Raised by any collective when another rank has died or gone another way."""
 
-_RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _DEFAULTS = {
     # A rank that died or went another way becomes an error that names the missing ranks, not an endless wait.
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600",
 }
+# A process that no launcher started needs no MPI, whose start-up may want a daemon that cannot be found.
+_ALONE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def launched_rank() -> int:
 
 def init(*, deterministic: bool) -> Topology:
     """Start Horovod. `deterministic` switches tensor fusion off: with it, bits depend on timing at >= 3 ranks."""
-    for name, value in _DEFAULTS.items():
+    for name, value in (_DEFAULTS if launched() else _DEFAULTS | _ALONE).items():
         os.environ.setdefault(name, value)
     if deterministic:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
@@ -80,12 +82,8 @@ def topology() -> Topology:
 
 def controller() -> str:
     """What carries Horovod's messages, for the log."""
-    engine = "MPI" if hvd.mpi_enabled() and not _uses_gloo() else "Gloo"
+    engine = "MPI" if hvd.mpi_enabled() else "Gloo"
     return f"{engine} + NCCL" if hvd.nccl_built() and torch.cuda.is_available() else engine
-
-
-def _uses_gloo() -> bool:
-    return os.environ.get("HOROVOD_CONTROLLER", "").lower() == "gloo"
 
 
 def all_reduce_sum(values: Sequence[float], name: str) -> list[float]:

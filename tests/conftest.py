@@ -60,7 +60,7 @@ def write_config(tmp_path: Path, store: Path) -> Callable[..., Path]:
             "log": {"every": 1, "tensorboard": False},
         }
         for section, values in sections.items():
-            tree[section] = {**tree.get(section, {}), **values}
+            tree[section] = values if "pretrained" in values else {**tree.get(section, {}), **values}
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding="utf-8")
         return path

@@ -20,6 +20,7 @@ MOST_BAD = 0.01
 UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_NAMES = {"cp950": "big5"}  # the Big5 that Windows writes
 _CHINESE = ("gb18030", "cp950", "big5hkscs", "utf-16-le", "utf-16-be")
 _SAMPLE_BYTES = 1 << 18  # even, so that a sample of UTF-16 ends between two units
 _PLAUSIBLE = 0.15  # real Chinese prose scores 0.5 to 0.8, a wrong reading of it under 0.05
@@ -54,7 +55,7 @@ class UndecodableError(Exception):
 
 @dataclass(frozen=True)
 class Decoded:
-    """A text, the Python codec that read it, and the number of undecodable bytes left out of it."""
+    """A text, the name of its encoding, and the number of undecodable bytes left out of it."""
 
     text: str
     encoding: str
@@ -136,4 +137,4 @@ def _decode_as(encoding: str, data: bytes) -> Decoded:
     text = marked.replace(_BAD, "")
     if len(_CONTROL.findall(text)) > MOST_BAD * len(text):
         raise UndecodableError("undecodable: the content looks binary")
-    return Decoded(text, encoding, bad)
+    return Decoded(text, _NAMES.get(encoding, encoding), bad)

@@ -38,12 +38,12 @@ def replacing(out: Path) -> Iterator[Path]:
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written: {error.strerror}; choose another place") from None
-    try:
         yield aside
         _sync(aside)
         _put_in_place(aside, out.resolve())
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"--out {out} cannot be written: {reason}; make room there or choose another place") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -63,7 +63,7 @@ def generate(
 def _decoding(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode, with an attention that reads a key-value cache."""
     training, implementation = model.training, model.config._attn_implementation
-    checkpointing = model.is_gradient_checkpointing
+    checkpointing = model.is_activation_checkpointing
     model.eval()
     model.set_attn_implementation("sdpa")
     if checkpointing:

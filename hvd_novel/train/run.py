@@ -46,6 +46,9 @@ def train(config: Config, console: Console) -> bool:
     found, faults = comm.together(lambda: _find_checkpoint(config, folder, store), "train.checkpoint")
     for fault in faults:
         say(f"warning: passing over a damaged checkpoint: {fault}")
+    if found and found.step >= config.schedule.steps:
+        say(f"the run in {folder.path} is finished: {found.folder} holds step {found.step}")
+        return True
     backend, reason = comm.together(
         lambda: attention.choose(config.compute.attention, device, config.compute.precision),
         "train.attention",

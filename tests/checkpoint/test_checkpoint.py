@@ -93,7 +93,8 @@ def test_a_damaged_checkpoint_is_passed_over(saved: Path, name: str, damage: str
     assert found is not None
     assert found.step == 10
     assert len(faults) == 1
-    assert name in faults[0] or "MANIFEST" in faults[0]
+    assert "step-00000020 is damaged" in faults[0]
+    assert name == "MANIFEST.json" or name in faults[0]
 
 
 def test_only_damaged_ones_are_an_error_that_names_them(saved: Path) -> None:

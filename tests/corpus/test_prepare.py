@@ -66,7 +66,7 @@ def test_everything_usable_is_kept_and_the_rest_reported(corpus: Path, tmp_path:
     assert report == Report.model_validate_json((tmp_path / "store" / "report.json").read_text(encoding="utf-8"))
     found = {file.path: (file.status, file.reason, file.encoding, file.novels, file.chapters) for file in report.files}
     assert found == {
-        "books/big5.txt": ("ok", "", "cp950", 1, 3),
+        "books/big5.txt": ("ok", "", "big5", 1, 3),
         "books/broken.epub": ("skipped", "corrupt epub: BadZipFile: File is not a zip file", None, 0, 0),
         "books/cover.jpg": ("skipped", "unsupported suffix", None, 0, 0),
         "books/cut.txt": ("partial", "1 undecodable byte dropped", "gb18030", 1, 2),
@@ -185,6 +185,16 @@ def test_an_existing_store_is_replaced_and_a_failure_leaves_it(corpus: Path, tmp
         prepare([corpus / "empty.txt"], out, **OPTIONS)
     assert contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["books", "store"]
+
+
+def test_a_full_disk(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prepares, "write_novels", full)
+    with pytest.raises(UserError, match=r"--out .*store cannot be written: No space left on device; make room"):
+        prepare([corpus], tmp_path / "store", **OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["books"]
 
 
 def test_the_store_itself_is_not_read(corpus: Path) -> None:

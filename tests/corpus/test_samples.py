@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from hvd_novel.corpus.samples import (
     main_segment_type,
     unit_samples,
 )
-from hvd_novel.corpus.stream import StreamEncoder, TokenStream
+from hvd_novel.corpus.stream import StreamEncoder, TokenStream, _complete
 from hvd_novel.corpus.tokenizer import load_tokenizer
 from hvd_novel.errors import UserError
 from tests.corpus.texts import SIMPLIFIED
@@ -35,7 +37,7 @@ def stream_of(chapter_tokens: list[int]) -> TokenStream:
     """A stream of numbered tokens, two characters each, but none for the separators."""
     characters = [0]
     for tokens in chapter_tokens:
-        characters += [characters[-1] + 2 * (token + 1) for token in range(tokens - 1)]
+        characters += [characters[-1] + 2 * token for token in range(1, tokens)]
         characters.append(characters[-1])
     return TokenStream(np.arange(sum(chapter_tokens), dtype=np.int32), np.array(characters, np.int64), chapter_tokens)
 
@@ -168,6 +170,18 @@ def test_characters_add_up_for_a_tokenizer_that_loses_text(tmp_path: Path) -> No
     stream = StreamEncoder(load_tokenizer(tmp_path)).encode(chapters)
     assert stream.chapter_tokens == [4, 1, 3]
     assert stream.characters.tolist() == [0, 6, 8, 14, 14, 16, 18, 24, 24]
+
+
+def test_offsets_that_go_back_do_not_upset_the_account() -> None:
+    encoding: Any = SimpleNamespace(ids=[5, 6, 7, 8], offsets=[(0, 1), (3, 4), (0, 0), (4, 5)])
+    assert _complete(encoding, 6).tolist() == [0, 0, 4, 6, 6]
+
+
+def test_a_sample_is_classified_by_the_text_of_its_new_tokens() -> None:
+    texts = ["“你来了？我等你很久了。”\n" * 9, "他拔刀追赶，把门撞倒，跑了。\n" * 9]
+    stream = stream_of([len(text) // 2 + 1 for text in texts])
+    samples = samples_of(stream, SampleLengths(1000, 1, 0), "".join(texts))
+    assert [sample.segment_type for sample in samples] == ["dialogue", "plot"]
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,8 @@ def test_another_tokenizer_encodes_whole_texts_without_its_template(tmp_path: Pa
     stream = StreamEncoder(tokenizer).encode([text])
     assert tokenizer.decode(stream.ids[:-1]) == text
     assert tokenizer.bos_token_id not in stream.ids
+    for tokens in range(len(stream.ids)):
+        assert stream.characters[tokens] == len(tokenizer.decode(stream.ids[:tokens]).rstrip("\ufffd"))
     assert stream.characters[-1] == len(text)
 
 
