@@ -190,9 +190,8 @@ def _copy(scratch: Path, target: Path, wanted: np.ndarray) -> store.SplitCounts:
             batch = reader.get_batch(index)
             part = batch.filter(pa.array(wanted[done : done + batch.num_rows]))
             done += batch.num_rows
-            if part.num_rows:
-                writer.write_batch(part)
-                _count(part, counts)
+            writer.write_batch(part)
+            _count(part, counts)
     return counts
 
 

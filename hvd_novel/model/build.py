@@ -24,7 +24,9 @@ from hvd_novel.errors import UserError
 from hvd_novel.model.attention import IMPLEMENTATION
 from hvd_novel.model.loss import IGNORE, cross_entropy_sum
 
-logging.disable_progress_bar()  # of loading and saving weights: noise between the lines of a run
+# Progress bars of loading and saving, and advice: noise between the lines of a run.
+logging.disable_progress_bar()
+logging.set_verbosity_error()
 
 # Set from the token store and the compute section, so not to be given by hand.
 _OURS = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "use_cache"}
@@ -195,8 +197,8 @@ def _pretrained(folder: Path, tokenizer: PreTrainedTokenizerBase, implementation
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"model.pretrained={folder} does not hold a model with its tokenizer: {reason}") from None
-    vocabulary = tokenizer.get_vocab()
-    if any(vocabulary.get(token) != index for token, index in own_tokenizer.get_vocab().items()):
+    theirs, ours, added = own_tokenizer.get_vocab(), tokenizer.get_vocab(), tokenizer.get_added_vocab()
+    if any(ours.get(token) != index for token, index in theirs.items()) or ours.keys() - theirs.keys() - added.keys():
         raise UserError(
             f"the token store was made with another tokenizer than the one of model.pretrained={folder}; "
             f"run: hvd-novel prepare ... --tokenizer {folder}"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from hvd_novel.corpus.clean import clean
 from hvd_novel.corpus.genres import UNKNOWN
 from hvd_novel.corpus.prepare import prepare
 from hvd_novel.corpus.report import Report, render
-from hvd_novel.corpus.store import TokenStore
+from hvd_novel.corpus.store import TokenStore, is_store
 from hvd_novel.errors import UserError
 from tests.corpus.texts import SIMPLIFIED, TRADITIONAL, novel
 
@@ -112,6 +113,8 @@ def test_the_accounts_close(corpus: Path, tmp_path: Path) -> None:
     assert set(report.genres) == {"fantasy", "scifi", UNKNOWN}
     lengths = np.concatenate([split.lengths for split in splits])
     assert (report.lengths["min"], report.lengths["max"]) == (lengths.min(), lengths.max())
+    assert set(report.lengths.values()) - {report.lengths["mean"]} <= set(lengths.tolist())
+    assert report.lengths["p25"] <= report.lengths["p50"] <= report.lengths["p75"]
     assert report.lengths["mean"] == round(float(lengths.mean()), 2)
     assert list(report.lengths) == ["min", "p5", "p25", "p50", "p75", "p95", "p99", "max", "mean"]
 
@@ -161,6 +164,18 @@ def test_an_existing_tokenizer(corpus: Path, tmp_path: Path, tokenizer_folder: P
     assert lines[-1] == "file 10 of 10: books/玄幻/龙.txt"
 
 
+def test_validation_does_not_depend_on_the_order_of_files(tmp_path: Path, tokenizer_folder: Path) -> None:
+    texts, found = [novel(9), novel(9, text=TRADITIONAL)], []
+    for order in (texts, texts[::-1]):
+        for name, text in zip("ab", order, strict=True):
+            (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+        books = [tmp_path / "a.txt", tmp_path / "b.txt"]
+        prepare(books, tmp_path / "store", **{**OPTIONS, "tokenizer": tokenizer_folder, "validation_fraction": 0.3})
+        split = TokenStore.open(tmp_path / "store").split("validation")
+        found.append({tuple(split.input_ids(index)) for index in range(len(split))})
+    assert found[0] == found[1]
+
+
 def test_training_text_is_spread_over_a_large_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abcdefgh":
         (tmp_path / f"{name}.txt").write_text(name * 2000, encoding="utf-8")
@@ -185,6 +200,23 @@ def test_an_existing_store_is_replaced_and_a_failure_leaves_it(corpus: Path, tmp
         prepare([corpus / "empty.txt"], out, **OPTIONS)
     assert contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["books", "store"]
+
+
+def test_the_old_store_goes_when_the_new_one_stands(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, remove, removed = tmp_path / "store", shutil.rmtree, []
+
+    def watch(path: Path, **options: Any) -> None:
+        if is_store(path):
+            removed.append(TokenStore.open(path).novels["title"].to_pylist())
+            assert TokenStore.open(out).novels["title"].to_pylist() == ["龙"]
+        remove(path, **options)
+
+    prepare([corpus / "big5.txt"], out, **OPTIONS)
+    monkeypatch.setattr(shutil, "rmtree", watch)
+    prepare([corpus / "玄幻"], out, **OPTIONS)
+    assert removed == [["big5"]]
 
 
 def test_a_full_disk(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
