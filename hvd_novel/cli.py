@@ -65,7 +65,7 @@ def prepare(
     max_len: Annotated[int, typer.Option(help="Longest sample, in tokens.")] = 4096,
     min_len: Annotated[int, typer.Option(help="Shorter pieces are joined to a neighbour, in tokens.")] = 128,
     overlap: Annotated[int, typer.Option(help="Context repeated between windows, in tokens; not trained.")] = 128,
-    validation: Annotated[float, typer.Option(min=0, max=0.5, help="Share of chapters held out.")] = 0.05,
+    validation_fraction: Annotated[float, typer.Option(min=0, max=0.5, help="Share of chapters held out.")] = 0.05,
     seed: Annotated[int, typer.Option(help="Draws the chapters held out.")] = 42,
     as_json: AsJson = False,
 ) -> None:
@@ -85,7 +85,7 @@ def prepare(
         max_len=max_len,
         min_len=min_len,
         overlap=overlap,
-        validation_fraction=validation,
+        validation_fraction=validation_fraction,
         seed=seed,
         progress=_log,
     )

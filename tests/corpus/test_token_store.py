@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -181,11 +182,12 @@ def test_another_tokenizer_is_noticed_without_reading_everything(store: Path) ->
 def test_other_headers(store: Path, tmp_path: Path) -> None:
     path = store / "store.json"
     header = json.loads(path.read_text(encoding="utf-8"))
-    for change, message in [
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"schema_version": 2}, "has version 2, this program reads 1; run hvd-novel prepare again"),
         ({"max_len": 201}, "has been changed: its fingerprint does not fit"),
         ({"format": "other"}, "store is not a token store"),
-    ]:
+    ]
+    for change, message in changes:
         path.write_text(json.dumps({**header, **change}), encoding="utf-8")
         with pytest.raises(UserError, match=message):
             TokenStore.open(store)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -80,7 +81,7 @@ def test_a_vocabulary_too_small_for_all_bytes() -> None:
     assert len(train_tokenizer([], SMALLEST_VOCABULARY)) == SMALLEST_VOCABULARY
 
 
-def other_tokenizer(folder: Path, **special: str) -> Path:
+def other_tokenizer(folder: Path, **special: Any) -> Path:
     """A tokenizer of another making: GPT-2 style, with a template and offsets that leave out the spaces."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
