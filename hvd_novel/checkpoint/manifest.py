@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from pathlib import Path
 from typing import Any
+
+from hvd_novel.files import flush
 
 NAME = "MANIFEST.json"
 SCHEMA_VERSION = 1
@@ -48,15 +49,6 @@ def read(folder: Path) -> dict[str, Any]:
         if _crc32(path) != expected["crc32"]:
             raise DamagedError(f"{path} has changed since it was written (its CRC32 differs)")
     return dict(manifest)
-
-
-def flush(path: Path) -> None:
-    """fsync a file or a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _crc32(path: Path) -> int:

@@ -12,7 +12,6 @@ latest                    the name of the newest one, swapped atomically
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hvd_novel.checkpoint import manifest
 from hvd_novel.errors import UserError
+from hvd_novel.files import replace_text
 
 _ASIDE = ".writing-"
 
@@ -57,7 +57,7 @@ def save(
         manifest.write(aside, {"step": step, "world_size": len(random), **facts})
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step, which resume passed over
         aside.rename(target)
-        _point_latest(folder, target.name)
+        replace_text(folder / "latest", f"{target.name}\n")
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise UserError(
@@ -83,11 +83,3 @@ def remove_unfinished(folder: Path) -> None:
     """Delete what a killed writer left behind."""
     for path in folder.glob(f"{_ASIDE}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _point_latest(folder: Path, target: str) -> None:
-    aside = folder / f"{_ASIDE}latest"
-    aside.write_text(f"{target}\n", encoding="utf-8")
-    manifest.flush(aside)
-    os.replace(aside, folder / "latest")
-    manifest.flush(folder)

@@ -22,6 +22,7 @@ from hvd_novel.corpus.genres import GENRES
 from hvd_novel.corpus.samples import Sample
 from hvd_novel.corpus.segments import SEGMENT_TYPES
 from hvd_novel.errors import UserError
+from hvd_novel.files import flush
 
 _BATCH_ROWS = 1024
 _BATCH_TOKENS = 1 << 22  # bounds memory, and the int32 offsets of an Arrow list
@@ -59,22 +60,14 @@ def _put_in_place(aside: Path, out: Path) -> None:
     if out.exists():
         out.rename(old)
     aside.rename(out)
-    _sync_file(out.parent)
+    flush(out.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:
     for path in folder.rglob("*"):
-        _sync_file(path)
-    _sync_file(folder)
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush(path)
+    flush(folder)
 
 
 class SampleWriter:

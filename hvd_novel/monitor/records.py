@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
+
+from hvd_novel.files import replace_text
 
 Record = Mapping[str, Any]
 
@@ -43,13 +45,13 @@ class MetricsFile:
     def __init__(self, path: Path, resumed_step: int) -> None:
         """Open for appending. Lines after `resumed_step`, which will be trained again, are dropped."""
         if path.exists():
-            _rewrite(path, [line for line in _lines(path) if json.loads(line)["step"] <= resumed_step])
+            kept = [record for record in _records(path) if record["step"] <= resumed_step]
+            replace_text(path, "".join(_line(record) for record in kept))
         self._file = path.open("a", encoding="utf-8")
 
     def emit(self, record: Record) -> None:
         """Append `record`."""
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        self._file.write(json.dumps(finite, ensure_ascii=False) + "\n")
+        self._file.write(_line(record))
         self._file.flush()
 
     def close(self) -> None:
@@ -79,13 +81,15 @@ class TensorBoard:
         self._writer.close()
 
 
-def _lines(path: Path) -> list[str]:
-    """Whole lines only: a killed process may have left half a one."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+def _line(record: Record) -> str:
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    return json.dumps(finite, ensure_ascii=False) + "\n"
 
 
-def _rewrite(path: Path, lines: list[str]) -> None:
-    aside = path.with_suffix(".tmp")
-    aside.write_text("".join(lines), encoding="utf-8")
-    os.replace(aside, path)
+def _records(path: Path) -> list[Any]:
+    """The records of the file; half a line that a killed process left, or one that is damaged, is left out."""
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError):
+            records.append(json.loads(line))
+    return [record for record in records if isinstance(record, dict) and isinstance(record.get("step"), int)]

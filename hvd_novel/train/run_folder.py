@@ -10,7 +10,6 @@ tensorboard/  samples/  checkpoints/
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import yaml
 from hvd_novel import config as configuration
 from hvd_novel.config import Config
 from hvd_novel.errors import UserError
+from hvd_novel.files import replace_text
 
 # What may change between the starts of one run: it does not alter what is learned.
 _FREE = ("run.dir", "log.", "evaluate.", "sample.", "checkpoint.", "compute.threads")
@@ -79,8 +79,8 @@ class RunFolder:
         try:
             for folder in (self.checkpoints, self.samples):
                 folder.mkdir(parents=True, exist_ok=True)
-            _write(self.config, configuration.dump(config))
-            _write(
+            replace_text(self.config, configuration.dump(config))
+            replace_text(
                 self.path / "environment.json",
                 json.dumps(_environment() | facts, indent=1, ensure_ascii=False),
             )
@@ -90,7 +90,7 @@ class RunFolder:
     def status(self, state: str, step: int, **facts: Any) -> None:
         """Replace status.json."""
         record = {"state": state, "step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **facts}
-        _write(self.path / "status.json", json.dumps(record, indent=1))
+        replace_text(self.path / "status.json", json.dumps(record, indent=1))
 
     def load_tree(self) -> dict[str, Any]:
         """The configuration of the run, unvalidated. Raises UserError if this is no run folder."""
@@ -106,12 +106,6 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
 
 
 def _environment() -> dict[str, Any]:

@@ -45,7 +45,9 @@ def test_metrics_are_lines_of_json_without_nan(tmp_path: Path) -> None:
 
 def test_steps_that_will_be_trained_again_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"kind": "train", "step": s}) + "\n" for s in range(1, 6)) + '{"kind": "tr')
+    path.write_text(
+        "".join(json.dumps({"kind": "train", "step": s}) + "\n" for s in range(1, 6)) + 'garbage\n{"kind": "tr'
+    )
     MetricsFile(path, 3).close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
