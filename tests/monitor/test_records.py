@@ -94,3 +94,14 @@ def test_duration(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(("number", "text"), [(7, "7"), (1234, "1.23K"), (1234567, "1.23M"), (0, "0"), (2e12, "2T")])
 def test_short(number: float, text: str) -> None:
     assert short(number) == text
+
+
+def test_a_terminal_shows_a_bar_and_the_same_lines() -> None:
+    out = io.StringIO()
+    sink = ConsoleSink(Console(file=out, width=120, force_terminal=True), first_step=0, steps=20, every=10, bar=True)
+    for step in range(1, 11):
+        sink.emit(train(step))
+    sink.close()
+    assert "step 10/20 | loss 2.0000" in out.getvalue()
+    assert "10/20" in out.getvalue().replace("step 10/20", "")
+    assert "eta 5s" in out.getvalue()
