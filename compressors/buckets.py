@@ -1,0 +1,106 @@
+"""Parameters gathered into flat buckets, in an order that does not depend on the rank.
+
+One Horovod operation costs about one cycle of its background loop, so gradients of many parameters travel as one.
+Buckets follow the reverse of the parameters' order, which is about the order in which backward makes gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from compressors import kernels
+from compressors.codec import Codec, Frame
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters whose gradients travel together by one codec."""
+
+    index: int
+    codec: Codec
+    parameters: tuple[tuple[str, Parameter], ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the bucket's operations; equal on all ranks."""
+        return f"bucket.{self.index}"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each parameter."""
+        return tuple(parameter.numel() for _, parameter in self.parameters)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all parameters."""
+        return sum(self.sizes)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.parameters[0][1].device
+
+    def frame(self, step: int, ranks: int, rank: int) -> Frame:
+        """The frame of the bucket's values."""
+        return Frame(self.sizes, step, ranks, rank, self.index)
+
+    def read(self, out: Tensor, inverse_scale: float, residual: Tensor | None) -> bool:
+        """Write ``gradients * inverse_scale + residual`` to flat `out`; returns whether all are finite.
+
+        If not, `out` is left zero, so that a step that will not be taken can still be encoded.
+        """
+        finite = True
+        start = 0
+        for _, parameter in self.parameters:
+            part = slice(start, start + parameter.numel())
+            base = None if residual is None else residual[part]
+            finite &= kernels.add_scaled(gradient(parameter).reshape(-1), inverse_scale, base, out[part])
+            start = part.stop
+        if not finite:
+            out.zero_()
+        return finite
+
+    def write(self, total: Tensor, scale: float) -> None:
+        """Set the gradients to flat ``total * scale``."""
+        for (_, parameter), part in zip(self.parameters, total.split(list(self.sizes)), strict=True):
+            target, source = gradient(parameter), part.view(parameter.shape)
+            if target.dtype == source.dtype:
+                torch.mul(source, scale, out=target)  # in place where an all-reduce left the sum there
+            else:
+                target.copy_(source * scale)
+
+
+def gradient(parameter: Parameter) -> Tensor:
+    """The gradient; zeros are put in its place where there is none, as other ranks may have one."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def make_buckets(
+    parameters: Iterable[tuple[str, Parameter]], codec_of: Callable[[str, Parameter], Codec], bucket_bytes: int
+) -> list[Bucket]:
+    """Divide `parameters` into buckets of at most `bucket_bytes` float32 bytes (or one parameter).
+
+    Those of a bucket share codec and device. Codecs that are not `bucketed` get a bucket for each parameter. Empty
+    parameters are left out.
+    """
+    groups: list[tuple[Codec, list[tuple[str, Parameter]]]] = []
+    open_groups: dict[tuple[int, torch.device, torch.dtype], list[tuple[str, Parameter]]] = {}
+    for name, parameter in reversed(list(parameters)):
+        if parameter.numel() == 0:
+            continue
+        codec = codec_of(name, parameter)
+        key = (id(codec), parameter.device, codec.carrier(parameter.dtype))
+        group = open_groups.get(key)
+        held = sum(other.numel() for _, other in group) if group else 0
+        if group is None or not codec.bucketed or 4 * (held + parameter.numel()) > bucket_bytes:
+            group = open_groups[key] = []
+            groups.append((codec, group))
+        group.append((name, parameter))
+    return [Bucket(index, codec, tuple(members)) for index, (codec, members) in enumerate(groups)]

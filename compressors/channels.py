@@ -1,0 +1,119 @@
+"""One bucket on its way: gradients in, sum over ranks out, and what is remembered between steps.
+
+A channel composes a codec, error feedback and a pattern of exchange. Residuals are in units of the *sum* over ranks:
+what ranks and owners still owe adds up, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from compressors.buckets import Bucket, gradient
+from compressors.codec import Codec, Frame, Pattern
+from compressors.exchange import Exchange, Wire, all_gather, two_phase
+from compressors.feedback import Residual
+
+
+class Channel:
+    """The exchange of one bucket, step after step."""
+
+    def __init__(self, bucket: Bucket, wire: Wire) -> None:
+        self.bucket = bucket
+        self.codec: Codec = bucket.codec
+        self.wire = wire
+        self.residual: Residual | None = None
+        """What this rank has not sent of its own gradients."""
+        self.owed: Residual | None = None
+        """What this rank, as the owner of a slice, has not sent of the sum. Two-phase exchanges only."""
+        if self.codec.error_feedback:
+            self.residual = Residual(bucket.numel, bucket.device)
+        self._values: Tensor | None = None
+
+    def load(self, inverse_scale: float) -> bool:
+        """Take the bucket's gradients times `inverse_scale`; returns whether they are finite."""
+        if self.residual is not None:
+            self._values = self.residual.draft
+            return self.bucket.read(self._values, inverse_scale, self.residual.value)
+        dtype = self.codec.carrier(self.bucket.parameters[0][1].dtype)
+        if not self.codec.bucketed and inverse_scale == 1.0:
+            flat = gradient(self.bucket.parameters[0][1]).reshape(-1)
+            self._values = flat.to(dtype)
+            return True  # not looked at: goes dense, so that the sum shows it
+        self._values = torch.empty(self.bucket.numel, dtype=dtype, device=self.bucket.device)
+        return self.bucket.read(self._values, inverse_scale, None)
+
+    def run(self, step: int) -> Exchange:
+        """Exchange what was loaded; returns the flat sum over ranks."""
+        values, self._values = self._values, None
+        assert values is not None, "load() comes first"
+        frame = self.bucket.frame(step, self.wire.ranks, self.wire.rank)
+        match self.codec.pattern(frame):
+            case Pattern.DENSE:
+                return self._dense(values)
+            case Pattern.ALL_REDUCE:
+                return self._all_reduce(values, frame)
+            case Pattern.ALL_GATHER:
+                return self._all_gather(values, frame)
+            case Pattern.TWO_PHASE:
+                return self._two_phase(values, frame)
+
+    def commit(self) -> None:
+        """The step was taken: keep what it left to send."""
+        for kept in self.remembered():
+            kept.commit()
+
+    def remembered(self) -> Iterator[Residual]:
+        """Everything kept from step to step."""
+        yield from (kept for kept in (self.residual, self.owed) if kept is not None)
+
+    def restore_owed(self, value: Tensor) -> None:
+        """Set what this rank owes as an owner to flat `value`."""
+        self.owed = Residual(value.numel(), value.device)
+        self.owed.value.copy_(value)
+
+    def _dense(self, values: Tensor) -> Exchange:
+        total = values
+        if self.residual is not None:
+            total = values.clone()
+            values.zero_()  # the draft: nothing is left to send
+        return (yield self.wire.all_reduce(total, self.bucket.name))
+
+    def _all_reduce(self, values: Tensor, frame: Frame) -> Exchange:
+        payload = yield self.wire.all_reduce(self._encode(values, frame), self.bucket.name)
+        return self.codec.decode(payload, frame)
+
+    def _all_gather(self, values: Tensor, frame: Frame) -> Exchange:
+        payload = self._encode(values, frame)
+        sizes = [self.codec.nbytes(frame)] * frame.ranks
+        parts = yield from all_gather(self.wire, self.bucket.name, payload, sizes)
+        total = torch.zeros(frame.numel, device=values.device)
+        for part in parts:
+            self.codec.decode_add(part, frame, total)
+        return total
+
+    def _two_phase(self, values: Tensor, frame: Frame) -> Exchange:
+        slices = frame.slices()
+        own = slices[frame.rank]
+        if self.residual is not None and self.owed is None:
+            self.owed = Residual(own.numel, values.device)
+
+        def merge(parts: list[Tensor]) -> Tensor:
+            total = torch.zeros(own.numel, device=values.device)
+            if self.owed is not None:
+                total = self.owed.draft.copy_(self.owed.value)
+            for part in parts:
+                self.codec.decode_add(part, own, total)
+            return self._encode(total, own)
+
+        parts = self.codec.encode_slices(values, frame)
+        sizes = [self.codec.nbytes(piece) for piece in slices]
+        merged = yield from two_phase(self.wire, self.bucket.name, parts, merge, sizes)
+        return torch.cat([self.codec.decode(part, piece) for part, piece in zip(merged, slices, strict=True)])
+
+    def _encode(self, values: Tensor, frame: Frame) -> Tensor:
+        if self.residual is None:
+            return self.codec.encode(values, frame)
+        return self.codec.encode_error(values, frame)

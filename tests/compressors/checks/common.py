@@ -1,0 +1,112 @@
+"""What checks share: parameters with chosen gradients, the same arithmetic in one process, comparisons of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+import compressors
+from compressors.codec import Codec
+
+SHAPES = {"embed": (64, 32), "weight": (37, 41), "bias": (41,), "head": (7, 300)}
+
+VARIANTS: dict[str, Callable[[], Codec]] = {
+    **{name: (lambda name=name: compressors.get(name)) for name in compressors.available()},
+    "topk all_gather": lambda: compressors.TopK(0.05, exchange="all_gather", selection="exact"),
+    "topk two_phase": lambda: compressors.TopK(0.05, exchange="two_phase"),
+    "topk two_phase float16": lambda: compressors.TopK(0.05, exchange="two_phase", values="float16"),
+    "topk all_gather float16": lambda: compressors.TopK(0.05, exchange="all_gather", values="float16"),
+    "topk warm-up": lambda: compressors.TopK(0.05, exchange="two_phase", dense_steps=1, ramp_steps=2),
+}
+
+
+def make_parameters(shapes: dict[str, tuple[int, ...]] = SHAPES, dtype: torch.dtype = torch.float32):
+    """Named parameters, the same on all ranks."""
+    generator = torch.Generator().manual_seed(7)
+    return {
+        name: Parameter(torch.randn(shape, generator=generator).to(dtype)) for name, shape in shapes.items()
+    }
+
+
+def gradients_of(rank: int, step: int, parameters: dict[str, Parameter]) -> dict[str, Tensor]:
+    """The gradients that `rank` has in `step`: every rank can compute those of all."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return {
+        name: torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        for name, parameter in parameters.items()
+    }
+
+
+def backward(parameters: dict[str, Parameter], gradients: dict[str, Tensor], factor: float = 1.0) -> None:
+    """A backward pass that adds exactly ``gradients * factor``."""
+    loss = sum((parameters[name] * (gradient * factor)).sum() for name, gradient in gradients.items())
+    loss.backward()
+
+
+def wrap(parameters: dict[str, Parameter], compression: Codec | None = None, optimizer=None, **options):
+    """A wrapped optimizer, plain SGD unless another is given."""
+    optimizer = optimizer or torch.optim.SGD(list(parameters.values()), lr=0.1)
+    return compressors.DistributedOptimizer(
+        optimizer, named_parameters=parameters.items(), compression=compression, **options
+    )
+
+
+def exchange(optimizer, parameters: dict[str, Parameter], step: int, factor: float = 1.0) -> dict[str, Tensor]:
+    """The reduced gradients of `step`."""
+    optimizer.zero_grad()
+    backward(parameters, gradients_of(hvd.rank(), step, parameters), factor)
+    optimizer.synchronize()
+    return {name: parameter.grad.clone() for name, parameter in parameters.items()}
+
+
+def summed(step: int, parameters: dict[str, Parameter], ranks: Iterable[int] | None = None) -> dict[str, Tensor]:
+    """The float64 sum of all ranks' gradients of `step`."""
+    every = [gradients_of(rank, step, parameters) for rank in (range(hvd.size()) if ranks is None else ranks)]
+    return {name: sum(gradients[name].double() for gradients in every) for name in parameters}
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    """Relative L2 distance of each tensor."""
+    for name, reference in expected.items():
+        distance = (found[name].double() - reference.double()).norm()
+        assert distance <= tolerance * max(float(reference.double().norm()), 1e-30), f"{name}: {distance:.3e}"
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Bitwise, NaN equal to NaN."""
+    for name, reference in expected.items():
+        assert found[name].shape == reference.shape, name
+        assert torch.equal(found[name].nan_to_num(7.5e33), reference.nan_to_num(7.5e33)), name
+
+
+def assert_same_on_all_ranks(tensors: dict[str, Tensor], what: str) -> None:
+    """Bitwise equality over ranks."""
+    everywhere = hvd.allgather_object({name: tensor.numpy().tobytes() for name, tensor in tensors.items()})
+    for rank, other in enumerate(everywhere):
+        for name, data in other.items():
+            assert data == everywhere[0][name], f"{what}: {name} on rank {rank} differs from rank 0"
+
+
+def compressed_names(parameters: dict[str, Parameter]) -> list[str]:
+    """Parameters that are not left out as small."""
+    return [name for name, p in parameters.items() if p.dim() >= 2 and p.numel() >= 1024]
+
+
+def states_of_all_ranks(optimizer) -> list[dict]:
+    """The compressor states of all ranks."""
+    return hvd.allgather_object(optimizer.compression_state_dict())
+
+
+def owed_in_total(states: list[dict], parameters: dict[str, Parameter]) -> dict[str, Tensor]:
+    """What all ranks together have not sent yet, in float64: residuals of senders and of owners."""
+    total = {name: torch.zeros(parameter.shape, dtype=torch.float64) for name, parameter in parameters.items()}
+    for state in states:
+        for name, residual in state["residuals"].items():
+            total[name] += residual
+        for name, (first, part) in state["owed"].items():
+            total[name].view(-1)[first : first + part.numel()] += part
+    return total

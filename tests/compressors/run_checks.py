@@ -1,0 +1,46 @@
+"""What a launched rank runs: every check, in the same order on all ranks, with the outcome written as it goes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import horovod.torch as hvd
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+MODULES = ("exchange",)
+
+
+def all_checks() -> list[str]:
+    """Names of all checks, in order."""
+    return [f"{name}.{check}" for name in MODULES for check in _checks(name)]
+
+
+def _checks(name: str) -> list[str]:
+    return [key for key in vars(importlib.import_module(f"checks.{name}")) if key.startswith("check_")]
+
+
+def main(folder: Path) -> None:
+    """Run all checks on this rank of the job."""
+    hvd.init(process_sets="dynamic")
+    torch.set_num_threads(1)
+    with (folder / f"rank-{hvd.rank()}.jsonl").open("w", buffering=1) as file:
+        for name in all_checks():
+            module, check = name.split(".")
+            error = None
+            try:
+                vars(importlib.import_module(f"checks.{module}"))[check]()
+            except Exception:
+                error = traceback.format_exc()
+            file.write(json.dumps([name, error]) + "\n")
+            hvd.barrier()
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
