@@ -14,7 +14,7 @@ def agree(settings: dict[str, Any], wire: Wire) -> None:
     """Raise ValueError, the same on all ranks, that names the first difference between ranks' `settings`."""
     if wire.ranks == 1:
         return
-    every = wire.gather_objects(settings, "settings")
+    every = wire.gather_if_different(settings, "settings")
     for rank, other in enumerate(every):
         difference = _difference(every[0], other, "")
         if difference:

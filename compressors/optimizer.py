@@ -30,9 +30,6 @@ from compressors.ledger import Ledger
 from compressors.reducer import Reducer
 
 SUPPORTED_HOROVOD = "0.28.1"
-MIN_NUMEL = 1024
-"""Parameters with fewer elements travel densely."""
-
 # Optimizers are counted for each process set, so that operations of several have different names.
 _counts: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
 
@@ -51,6 +48,7 @@ def DistributedOptimizer(  # noqa: N802
     *,
     scaler: Any = None,
     bucket_bytes: int = 25 * 2**20,
+    min_numel: int = 1024,
 ) -> Any:
     """Wrap `optimizer` as ``horovod.torch.DistributedOptimizer`` does, and exchange gradients by `compression`.
 
@@ -63,12 +61,13 @@ def DistributedOptimizer(  # noqa: N802
     to NaN and ``step()`` leaves parameters, optimizer and compressor as they were. On one rank gradients are exact
     and nothing is sent.
 
-    `compression`: a compressor of this package, none by default. Parameters with one dimension or fewer than
-    `MIN_NUMEL` elements travel densely, where the compressor loses anything.
+    `compression`: a compressor of this package, none by default.
     `op`: ``hvd.Average`` or ``hvd.Sum``.
     `scaler`: the ``GradScaler`` that scales the loss, or a function that gives the scale; needed with loss scaling,
     as gradients are encoded, and residuals kept, unscaled.
     `bucket_bytes`: float32 bytes of gradients that travel as one.
+    `min_numel`: parameters with fewer elements, or fewer than two dimensions, travel densely, unless the compressor
+    is no more than a change of precision.
 
     Raises ValueError for arguments that compression cannot serve, and, on all ranks, if ranks' settings differ;
     RuntimeError for a Horovod release whose internals this has not been checked against.
@@ -89,7 +88,7 @@ def DistributedOptimizer(  # noqa: N802
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
-    _install(wrapped, named, compression, _loss_scale(scaler), bucket_bytes)
+    _install(wrapped, named, compression, _loss_scale(scaler), bucket_bytes, min_numel)
     return wrapped
 
 
@@ -118,6 +117,7 @@ def _install(
     compression: Codec,
     scale: Callable[[], float],
     bucket_bytes: int,
+    min_numel: int,
 ) -> None:
     """Put our exchange into the class that Horovod made for this one object."""
     cls: Any = type(wrapped)
@@ -128,9 +128,9 @@ def _install(
     set_id = wrapped.process_set.process_set_id
     wire = Wire(wrapped.process_set, f"compressors.{set_id}.{next(_counts[set_id])}", ledger)
     trained = _trained(wrapped, named)
-    buckets = make_buckets(trained, _choice(compression), bucket_bytes)
+    buckets = make_buckets(trained, _choice(compression, min_numel), bucket_bytes)
     average = wrapped.op == hvd.Average
-    agree(_settings(trained, compression, average, bucket_bytes), wire)
+    agree(_settings(trained, compression, average, bucket_bytes, min_numel), wire)
     reducer = Reducer(buckets, wire, ledger, average=average, scale=scale)
     known = {parameter for _, parameter in trained}
 
@@ -220,22 +220,23 @@ def _trained(wrapped: Any, named: Sequence[tuple[str, Parameter]] | None) -> lis
     return [(names[p], p) for p in dict.fromkeys(listed) if p in in_groups and p.requires_grad]
 
 
-def _choice(compression: Codec) -> Callable[[str, Parameter], Codec]:
+def _choice(compression: Codec, min_numel: int) -> Callable[[str, Parameter], Codec]:
     dense = DenseBuckets()
 
     def codec_of(name: str, parameter: Parameter) -> Codec:
-        small = parameter.dim() < 2 or parameter.numel() < MIN_NUMEL
+        small = parameter.dim() < 2 or parameter.numel() < min_numel
         return dense if small and compression.skips_small else compression
 
     return codec_of
 
 
 def _settings(
-    trained: Sequence[tuple[str, Parameter]], compression: Codec, average: bool, bucket_bytes: int
+    trained: Sequence[tuple[str, Parameter]], compression: Codec, average: bool, bucket_bytes: int, min_numel: int
 ) -> dict[str, Any]:
     return {
         "op": "average" if average else "sum",
         "bucket_bytes": bucket_bytes,
+        "min_numel": min_numel,
         "compression": compression.settings(),
         "parameters": [
             {"name": name, "shape": list(parameter.shape), "dtype": str(parameter.dtype)} for name, parameter in trained

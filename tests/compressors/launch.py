@@ -39,7 +39,7 @@ def run_checks(launcher: str, ranks: int, folder: Path, *, timeout: float) -> di
     for rank in range(ranks):
         file = folder / f"rank-{rank}.jsonl"
         for line in file.read_text().splitlines() if file.exists() else ():
-            name, error = json.loads(line)
+            name, error, _ = json.loads(line)
             results.setdefault(name, []).append(error)
     return results
 

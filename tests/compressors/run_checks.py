@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-MODULES = ("exchange",)
+from checks.common import compare_ranks
+
+MODULES = ("exchange", "semantics", "failures", "states", "accounts")
 
 
 def all_checks() -> list[str]:
@@ -32,13 +35,13 @@ def main(folder: Path) -> None:
     with (folder / f"rank-{hvd.rank()}.jsonl").open("w", buffering=1) as file:
         for name in all_checks():
             module, check = name.split(".")
-            error = None
+            error, begin = None, time.perf_counter()
             try:
                 vars(importlib.import_module(f"checks.{module}"))[check]()
             except Exception:
                 error = traceback.format_exc()
-            file.write(json.dumps([name, error]) + "\n")
-            hvd.barrier()
+            error = compare_ranks() or error
+            file.write(json.dumps([name, error, time.perf_counter() - begin]) + "\n")
     hvd.shutdown()
 
 
