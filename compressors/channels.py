@@ -6,6 +6,7 @@ what ranks and owners still owe adds up, whatever the number of ranks.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -15,6 +16,8 @@ from compressors.buckets import Bucket, gradient
 from compressors.codec import Codec, Frame, Pattern
 from compressors.exchange import Exchange, Wire, all_gather, two_phase
 from compressors.feedback import Residual
+
+_log = logging.getLogger(__name__)
 
 
 class Channel:
@@ -31,6 +34,7 @@ class Channel:
         if self.codec.error_feedback:
             self.residual = Residual(bucket.numel, bucket.device)
         self._values: Tensor | None = None
+        self._pattern: Pattern | None = None
 
     def load(self, inverse_scale: float) -> bool:
         """Take the bucket's gradients times `inverse_scale`; returns whether they are finite."""
@@ -50,7 +54,11 @@ class Channel:
         values, self._values = self._values, None
         assert values is not None, "load() comes first"
         frame = self.bucket.frame(step, self.wire.ranks, self.wire.rank)
-        match self.codec.pattern(frame):
+        pattern = self.codec.pattern(frame)
+        if pattern != self._pattern:
+            _log.info("%s, %d elements: %s by %s", self.bucket.name, frame.numel, self.codec, pattern.value)
+            self._pattern = pattern
+        match pattern:
             case Pattern.DENSE:
                 return self._dense(values)
             case Pattern.ALL_REDUCE:

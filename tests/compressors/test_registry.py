@@ -1,0 +1,34 @@
+"""Compressors by name."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import compressors
+from compressors import registry
+
+
+def test_unknown_names_list_the_valid_ones():
+    with pytest.raises(ValueError, match=r"unknown compressor 'zip'; available: bf16, fp16, none, .*topk"):
+        compressors.get("zip")
+
+
+def test_unknown_options_are_named():
+    with pytest.raises(ValueError, match=r"compressor 'topk': .*densty"):
+        compressors.get("topk", densty=0.1)
+
+
+def test_other_packages_add_compressors(monkeypatch):
+    point = EntryPoint("signs", "compressors.codecs.onebit:OneBit", registry.PLUGINS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == registry.PLUGINS else [])
+    assert "signs" in compressors.available()
+    assert isinstance(compressors.get("signs"), compressors.OneBit)
+
+
+@pytest.mark.parametrize("name", compressors.available())
+def test_options_can_be_compared_and_shown(name):
+    compressor = compressors.get(name)
+    assert compressor.settings()["compressor"] == type(compressor).__name__
+    assert type(compressor).__name__ in repr(compressor)
