@@ -4,24 +4,35 @@
 ...                                              compression=compressors.TopK(density=0.01))
 """
 
-from compressors.codec import Codec, Frame, Pattern
+from compressors.codec import Codec, Compressor, Cooperative, Frame, Pattern
 from compressors.codecs.bf16 import BF16
 from compressors.codecs.fp16 import FP16
+from compressors.codecs.int8 import QSGD
 from compressors.codecs.none import NoCompression
 from compressors.codecs.onebit import OneBit
+from compressors.codecs.powersgd import PowerSGD
+from compressors.codecs.randomk import RandomK
 from compressors.codecs.topk import TopK
 from compressors.optimizer import DistributedOptimizer
+from compressors.policies import ErrorFeedback, Policies
 from compressors.registry import available, get
 
 __all__ = [
     "BF16",
     "FP16",
+    "QSGD",
     "Codec",
+    "Compressor",
+    "Cooperative",
     "DistributedOptimizer",
+    "ErrorFeedback",
     "Frame",
     "NoCompression",
     "OneBit",
     "Pattern",
+    "Policies",
+    "PowerSGD",
+    "RandomK",
     "TopK",
     "available",
     "get",

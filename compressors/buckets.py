@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from compressors import kernels
-from compressors.codec import Codec, Frame
+from compressors.codec import Compressor, Frame
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters whose gradients travel together by one codec."""
+    """Parameters whose gradients travel together by one compressor."""
 
     index: int
-    codec: Codec
+    compressor: Compressor
     parameters: tuple[tuple[str, Parameter], ...]
 
     @property
@@ -83,24 +83,26 @@ def gradient(parameter: Parameter) -> Tensor:
 
 
 def make_buckets(
-    parameters: Iterable[tuple[str, Parameter]], codec_of: Callable[[str, Parameter], Codec], bucket_bytes: int
+    parameters: Iterable[tuple[str, Parameter]],
+    compressor_of: Callable[[str, Parameter], Compressor],
+    bucket_bytes: int,
 ) -> list[Bucket]:
     """Divide `parameters` into buckets of at most `bucket_bytes` float32 bytes (or one parameter).
 
-    Those of a bucket share codec and device. Codecs that are not `bucketed` get a bucket for each parameter. Empty
-    parameters are left out.
+    Those of a bucket share compressor and device. Compressors that are not `bucketed` get a bucket for each
+    parameter. Empty parameters are left out.
     """
-    groups: list[tuple[Codec, list[tuple[str, Parameter]]]] = []
+    groups: list[tuple[Compressor, list[tuple[str, Parameter]]]] = []
     open_groups: dict[tuple[int, torch.device, torch.dtype], list[tuple[str, Parameter]]] = {}
     for name, parameter in reversed(list(parameters)):
         if parameter.numel() == 0:
             continue
-        codec = codec_of(name, parameter)
-        key = (id(codec), parameter.device, codec.carrier(parameter.dtype))
+        compressor = compressor_of(name, parameter)
+        key = (id(compressor), parameter.device, compressor.carrier(parameter.dtype))
         group = open_groups.get(key)
         held = sum(other.numel() for _, other in group) if group else 0
-        if group is None or not codec.bucketed or 4 * (held + parameter.numel()) > bucket_bytes:
+        if group is None or not compressor.bucketed or 4 * (held + parameter.numel()) > bucket_bytes:
             group = open_groups[key] = []
-            groups.append((codec, group))
+            groups.append((compressor, group))
         group.append((name, parameter))
-    return [Bucket(index, codec, tuple(members)) for index, (codec, members) in enumerate(groups)]
+    return [Bucket(index, compressor, tuple(members)) for index, (compressor, members) in enumerate(groups)]

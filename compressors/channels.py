@@ -6,53 +6,92 @@ what ranks and owners still owe adds up, whatever the number of ranks.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import logging
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
 from compressors.buckets import Bucket, gradient
-from compressors.codec import Codec, Frame, Pattern
+from compressors.codec import Codec, Compressor, Cooperative, Frame, Pattern
 from compressors.exchange import Exchange, Wire, all_gather, two_phase
 from compressors.feedback import Residual
 
 _log = logging.getLogger(__name__)
 
 
-class Channel:
+def open_channel(bucket: Bucket, wire: Wire) -> Channel:
+    """The channel for the kind of compressor that `bucket` has."""
+    if isinstance(bucket.compressor, Codec):
+        return CodecChannel(bucket, bucket.compressor, wire)
+    assert isinstance(bucket.compressor, Cooperative)
+    return CooperativeChannel(bucket, bucket.compressor, wire)
+
+
+class Channel(ABC):
     """The exchange of one bucket, step after step."""
 
-    def __init__(self, bucket: Bucket, wire: Wire) -> None:
+    def __init__(self, bucket: Bucket, compressor: Compressor, wire: Wire) -> None:
         self.bucket = bucket
-        self.codec: Codec = bucket.codec
         self.wire = wire
         self.residual: Residual | None = None
         """What this rank has not sent of its own gradients."""
         self.owed: Residual | None = None
         """What this rank, as the owner of a slice, has not sent of the sum. Two-phase exchanges only."""
-        if self.codec.error_feedback:
+        self.memory: dict[str, Tensor] = {}
+        """What a cooperative compressor remembers; equal on all ranks."""
+        self.unscales = compressor.unscales
+        self._compressor = compressor
+        if compressor.error_feedback:
             self.residual = Residual(bucket.numel, bucket.device)
         self._values: Tensor | None = None
-        self._pattern: Pattern | None = None
+
+    @abstractmethod
+    def run(self, step: int) -> Exchange:
+        """Exchange what was loaded; returns the flat sum over ranks."""
+
+    def commit(self) -> None:
+        """The step was taken: keep what it left to send."""
+        for kept in (self.residual, self.owed):
+            if kept is not None:
+                kept.commit()
 
     def load(self, inverse_scale: float) -> bool:
         """Take the bucket's gradients times `inverse_scale`; returns whether they are finite."""
         if self.residual is not None:
             self._values = self.residual.draft
             return self.bucket.read(self._values, inverse_scale, self.residual.value)
-        dtype = self.codec.carrier(self.bucket.parameters[0][1].dtype)
-        if not self.codec.bucketed and inverse_scale == 1.0:
+        dtype = self._compressor.carrier(self.bucket.parameters[0][1].dtype)
+        if not self._compressor.bucketed and inverse_scale == 1.0:
             flat = gradient(self.bucket.parameters[0][1]).reshape(-1)
             self._values = flat.to(dtype)
             return True  # not looked at: goes dense, so that the sum shows it
         self._values = torch.empty(self.bucket.numel, dtype=dtype, device=self.bucket.device)
         return self.bucket.read(self._values, inverse_scale, None)
 
-    def run(self, step: int) -> Exchange:
-        """Exchange what was loaded; returns the flat sum over ranks."""
+    def restore_owed(self, value: Tensor) -> None:
+        """Set what this rank owes as an owner to flat `value`."""
+        self.owed = Residual(value.numel(), value.device)
+        self.owed.value.copy_(value)
+
+    def _loaded(self) -> Tensor:
         values, self._values = self._values, None
         assert values is not None, "load() comes first"
+        return values
+
+
+class CodecChannel(Channel):
+    """Payloads of a codec, by the pattern that it asks for."""
+
+    def __init__(self, bucket: Bucket, codec: Codec, wire: Wire) -> None:
+        super().__init__(bucket, codec, wire)
+        self.codec = codec
+        self._pattern: Pattern | None = None
+
+    def run(self, step: int) -> Exchange:
+        values = self._loaded()
         frame = self.bucket.frame(step, self.wire.ranks, self.wire.rank)
         pattern = self.codec.pattern(frame)
         if pattern != self._pattern:
@@ -67,20 +106,6 @@ class Channel:
                 return self._all_gather(values, frame)
             case Pattern.TWO_PHASE:
                 return self._two_phase(values, frame)
-
-    def commit(self) -> None:
-        """The step was taken: keep what it left to send."""
-        for kept in self.remembered():
-            kept.commit()
-
-    def remembered(self) -> Iterator[Residual]:
-        """Everything kept from step to step."""
-        yield from (kept for kept in (self.residual, self.owed) if kept is not None)
-
-    def restore_owed(self, value: Tensor) -> None:
-        """Set what this rank owes as an owner to flat `value`."""
-        self.owed = Residual(value.numel(), value.device)
-        self.owed.value.copy_(value)
 
     def _dense(self, values: Tensor) -> Exchange:
         total = values
@@ -114,7 +139,7 @@ class Channel:
                 total = self.owed.draft.copy_(self.owed.value)
             for part in parts:
                 self.codec.decode_add(part, own, total)
-            return self._encode(total, own)
+            return self._encode(total, dataclasses.replace(own, phase=1))
 
         parts = self.codec.encode_slices(values, frame)
         sizes = [self.codec.nbytes(piece) for piece in slices]
@@ -125,3 +150,30 @@ class Channel:
         if self.residual is None:
             return self.codec.encode(values, frame)
         return self.codec.encode_error(values, frame)
+
+
+class CooperativeChannel(Channel):
+    """The rounds of a cooperative compressor."""
+
+    def __init__(self, bucket: Bucket, compressor: Cooperative, wire: Wire) -> None:
+        super().__init__(bucket, compressor, wire)
+        self._cooperative = compressor
+        self._draft: dict[str, Tensor] = {}
+
+    def run(self, step: int) -> Exchange:
+        self._draft = dict(self.memory)
+        shapes = {name: parameter.shape for name, parameter in self.bucket.parameters}
+        frame = self.bucket.frame(step, self.wire.ranks, self.wire.rank)
+        rounds = self._cooperative.rounds(self._loaded(), shapes, frame, self._draft)
+        part = next(rounds)
+        for count in itertools.count():
+            total = yield self.wire.all_reduce(part, f"{self.bucket.name}.round.{count}")
+            try:
+                part = rounds.send(total)
+            except StopIteration as end:
+                return end.value
+        raise AssertionError("unreachable")
+
+    def commit(self) -> None:
+        super().commit()
+        self.memory = self._draft

@@ -1,17 +1,19 @@
 """The contract of a compressor.
 
-A codec turns a flat float32 tensor into a payload and back. It does not communicate: `channels` carries payloads by
-the pattern that the codec asks for, and adds error feedback if the codec wants it. A new compressor is one file with
-one subclass of `Codec` and one line in `registry`.
+There are two kinds. A codec turns a flat float32 tensor into a payload and back. It does not communicate: `channels`
+carries payloads by the pattern that the codec asks for, and adds error feedback if the codec wants it. A cooperative
+compressor computes with sums over ranks in several rounds. A new compressor is one file with one subclass and one line
+in `registry`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -46,7 +48,17 @@ class Frame:
     rank: int = 0
     """The rank that encodes."""
     stream: int = 0
-    """Number of the bucket: tells the random draws of equal steps apart."""
+    """Number of the bucket."""
+    piece: int = 0
+    """Number of the slice in the bucket."""
+    phase: int = 0
+    """0 for a rank's own values, 1 for a sum that its owner encodes."""
+
+    def seed(self, base: int, *, shared: bool) -> int:
+        """A seed for random draws that never repeats; if `shared`, the same on all ranks."""
+        who = -1 if shared else self.rank
+        key = repr((base, self.step, self.stream, self.piece, self.phase, who)).encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
     @property
     def numel(self) -> int:
@@ -56,7 +68,10 @@ class Frame:
     def slices(self) -> list[Frame]:
         """The frames of `ranks` slices of nearly equal length; slice r is owned by rank r."""
         bounds = [self.numel * owner // self.ranks for owner in range(self.ranks + 1)]
-        return [self.cut(begin, end) for begin, end in itertools.pairwise(bounds)]
+        return [
+            dataclasses.replace(self.cut(begin, end), piece=owner)
+            for owner, (begin, end) in enumerate(itertools.pairwise(bounds))
+        ]
 
     def cut(self, begin: int, end: int) -> Frame:
         """The frame of elements `begin` to `end`: the tensors, and parts of tensors, that lie between."""
@@ -69,21 +84,45 @@ class Frame:
         return dataclasses.replace(self, sizes=tuple(sizes))
 
 
-class Codec(ABC):
-    """A compressor: values to payload and back, without communication.
+class Compressor:
+    """What ``DistributedOptimizer(compression=...)`` takes.
 
-    Values are flat, contiguous and float32; they are finite, in unscaled units (any loss scale is taken out before).
-    The same values and frame give the same payload, bit for bit.
+    Values are flat, contiguous and float32 (or `carrier`); they are finite, in unscaled units (any loss scale is
+    taken out before). The same values and frame give the same bits.
     """
 
-    error_feedback: ClassVar[bool] = False
-    """Whether what a payload misses is kept and added to the next step's values."""
+    error_feedback: bool = False
+    """Whether what is not sent is kept and added to the next step's values."""
     skips_small: ClassVar[bool] = True
     """Whether parameters with fewer than two dimensions, and tiny ones, travel densely instead."""
     bucketed: ClassVar[bool] = True
     """Whether parameters travel together in flat buckets; else each has its own operation."""
     unscales: ClassVar[bool] = True
     """Whether the loss scale is taken out before encoding; a linear code without memory can do without."""
+
+    def for_parameter(self, name: str) -> Compressor:
+        """The compressor of the parameter called `name`."""
+        return self
+
+    def accepts(self, shape: torch.Size, min_numel: int) -> bool:
+        """Whether a parameter of `shape` is compressed; if not, it travels densely."""
+        return not self.skips_small or (len(shape) >= 2 and shape.numel() >= min_numel)
+
+    def carrier(self, dtype: torch.dtype) -> torch.dtype:
+        """The type of the flat values in which gradients of `dtype` are exchanged."""
+        return torch.float32
+
+    def settings(self) -> dict[str, Any]:
+        """Everything on which ranks must agree, as JSON values."""
+        return {"compressor": type(self).__name__, **{name: value for name, value in sorted(vars(self).items())}}
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({options})"
+
+
+class Codec(Compressor, ABC):
+    """A compressor that needs no communication: values to payload and back."""
 
     @abstractmethod
     def pattern(self, frame: Frame) -> Pattern:
@@ -123,17 +162,22 @@ class Codec(ABC):
         parts = values.split([part.numel for part in slices])
         return [self.encode_error(part, piece) for part, piece in zip(parts, slices, strict=True)]
 
-    def carrier(self, dtype: torch.dtype) -> torch.dtype:
-        """The type of the flat values in which gradients of `dtype` are exchanged."""
-        return torch.float32
 
-    def settings(self) -> dict[str, Any]:
-        """Everything on which ranks must agree, as JSON values."""
-        return {"compressor": type(self).__name__, **{name: value for name, value in sorted(vars(self).items())}}
+class Cooperative(Compressor, ABC):
+    """A compressor that computes with sums over ranks, in several rounds of all-reduce."""
 
-    def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-        return f"{type(self).__name__}({options})"
+    error_feedback = True
+
+    @abstractmethod
+    def rounds(
+        self, values: Tensor, shapes: dict[str, torch.Size], frame: Frame, memory: dict[str, Tensor]
+    ) -> Generator[Tensor, Tensor, Tensor]:
+        """Yield flat floating-point tensors and receive their sums over ranks; return the float32 sum of values.
+
+        Leaves in `values` what this rank's contribution to the sum misses. `shapes` are the names and shapes of the
+        parameters that lie in the values. `memory` holds at most one tensor for each name, is empty at first and kept
+        from step to step; it must be equal on all ranks, and its tensors are replaced, not changed in place.
+        """
 
 
 def to_bytes(parts: Sequence[Tensor]) -> Tensor:

@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from compressors import state
 from compressors.agreement import agree
 from compressors.buckets import make_buckets
-from compressors.codec import Codec
+from compressors.codec import Compressor
 from compressors.codecs.none import DenseBuckets, NoCompression
 from compressors.exchange import Wire
 from compressors.ledger import Ledger
@@ -37,7 +37,7 @@ _counts: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
 def DistributedOptimizer(  # noqa: N802
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, Parameter]] | None = None,
-    compression: Codec | None = None,
+    compression: Compressor | None = None,
     backward_passes_per_step: int = 1,
     op: int = hvd.Average,
     gradient_predivide_factor: float = 1.0,
@@ -93,7 +93,7 @@ def DistributedOptimizer(  # noqa: N802
 
 
 def _check_arguments(compression: Any, op: int, predivide: float, num_groups: int, groups: Any) -> None:
-    if not isinstance(compression, Codec):
+    if not isinstance(compression, Compressor):
         raise ValueError(
             f"compression={compression!r} is not a compressor of this package; choose one by compressors.get(name)"
         )
@@ -114,7 +114,7 @@ def _loss_scale(scaler: Any) -> Callable[[], float]:
 def _install(
     wrapped: Any,
     named: Sequence[tuple[str, Parameter]] | None,
-    compression: Codec,
+    compression: Compressor,
     scale: Callable[[], float],
     bucket_bytes: int,
     min_numel: int,
@@ -220,18 +220,18 @@ def _trained(wrapped: Any, named: Sequence[tuple[str, Parameter]] | None) -> lis
     return [(names[p], p) for p in dict.fromkeys(listed) if p in in_groups and p.requires_grad]
 
 
-def _choice(compression: Codec, min_numel: int) -> Callable[[str, Parameter], Codec]:
+def _choice(compression: Compressor, min_numel: int) -> Callable[[str, Parameter], Compressor]:
     dense = DenseBuckets()
 
-    def codec_of(name: str, parameter: Parameter) -> Codec:
-        small = parameter.dim() < 2 or parameter.numel() < min_numel
-        return dense if small and compression.skips_small else compression
+    def compressor_of(name: str, parameter: Parameter) -> Compressor:
+        chosen = compression.for_parameter(name)
+        return chosen if chosen.accepts(parameter.shape, min_numel) else dense
 
-    return codec_of
+    return compressor_of
 
 
 def _settings(
-    trained: Sequence[tuple[str, Parameter]], compression: Codec, average: bool, bucket_bytes: int, min_numel: int
+    trained: Sequence[tuple[str, Parameter]], compression: Compressor, average: bool, bucket_bytes: int, min_numel: int
 ) -> dict[str, Any]:
     return {
         "op": "average" if average else "sum",

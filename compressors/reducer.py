@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from compressors import kernels
 from compressors.buckets import Bucket, gradient
-from compressors.channels import Channel
+from compressors.channels import Channel, open_channel
 from compressors.exchange import Exchange, Pending, Wire
 from compressors.ledger import Ledger, ring_all_reduce_bytes
 
@@ -45,7 +45,7 @@ class Reducer:
     def __init__(
         self, buckets: Sequence[Bucket], wire: Wire, ledger: Ledger, *, average: bool, scale: Callable[[], float]
     ) -> None:
-        self.channels = [Channel(bucket, wire) for bucket in buckets]
+        self.channels = [open_channel(bucket, wire) for bucket in buckets]
         self.steps = 0
         """Exchanges completed; skipped steps do not count."""
         self.skipped = False
@@ -58,7 +58,7 @@ class Reducer:
             parameter: channel for channel in self.channels for _, parameter in channel.bucket.parameters
         }
         self._numel = sum(bucket.numel for bucket in buckets)
-        self._needs_vote = any(bucket.codec.bucketed for bucket in buckets)
+        self._needs_vote = any(bucket.compressor.bucketed for bucket in buckets)
         self.reset()
 
     @property
@@ -162,4 +162,4 @@ class Reducer:
         return False
 
     def _scale_of(self, channel: Channel) -> float:
-        return self._scale if channel.codec.unscales else 1.0
+        return self._scale if channel.unscales else 1.0

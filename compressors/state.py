@@ -19,10 +19,12 @@ def save(reducer: Reducer, wire: Wire) -> dict[str, Any]:
     """This rank's state: tensors on the CPU that are copies, numbers and strings.
 
     `residuals` maps parameter names to float32 tensors in the parameter's shape; `owed` maps them to (first element,
-    flat float32 tensor): the part of the sum's residual that this rank owns.
+    flat float32 tensor): the part of the sum's residual that this rank owns. `memory` is what cooperative compressors
+    remember, equal on all ranks.
     """
     residuals: dict[str, Tensor] = {}
     owed: dict[str, tuple[int, Tensor]] = {}
+    memory: dict[str, Tensor] = {}
     for channel in reducer.channels:
         if channel.residual is not None:
             parts = channel.residual.value.split(list(channel.bucket.sizes))
@@ -31,6 +33,7 @@ def save(reducer: Reducer, wire: Wire) -> dict[str, Any]:
         if channel.owed is not None:
             for name, first, part in _owned_parts(channel, wire, channel.owed.value):
                 owed[name] = (first, part.cpu().clone())
+        memory |= {name: tensor.cpu().clone() for name, tensor in channel.memory.items()}
     return {
         "version": VERSION,
         "ranks": wire.ranks,
@@ -38,6 +41,7 @@ def save(reducer: Reducer, wire: Wire) -> dict[str, Any]:
         "steps": reducer.steps,
         "residuals": residuals,
         "owed": owed,
+        "memory": memory,
     }
 
 
@@ -56,8 +60,13 @@ def load(reducer: Reducer, wire: Wire, states: dict[str, Any] | Sequence[dict[st
     else:
         mine, exact = [by_rank[rank] for rank in sorted(by_rank) if rank % wire.ranks == wire.rank], False
     for channel in reducer.channels:
-        for kept in channel.remembered():
-            kept.value.zero_()
+        for kept in (channel.residual, channel.owed):
+            if kept is not None:
+                kept.value.zero_()
+        device = channel.bucket.device
+        names = [name for name, _ in channel.bucket.parameters]
+        saved = every[0]["memory"]
+        channel.memory = {name: saved[name].to(device, copy=True) for name in names if name in saved}
         for state in mine:
             _take(channel, wire, state, exact=exact)
 

@@ -12,7 +12,13 @@ import compressors
 from compressors.codec import Frame, Pattern
 
 VARIANTS = {
-    **{name: compressors.get(name) for name in compressors.available()},
+    **{
+        name: compressors.get(name)
+        for name in compressors.available()
+        if isinstance(compressors.get(name), compressors.Codec)
+    },
+    "int8 nearest": compressors.ErrorFeedback(compressors.QSGD()),
+    "randomk unbiased": compressors.RandomK(0.2, error_feedback=False),
     "topk float16": compressors.TopK(0.05, values="float16"),
     "topk exact": compressors.TopK(0.3, selection="exact"),
     "topk warming up": compressors.TopK(0.001, dense_steps=1, ramp_steps=9),
@@ -160,6 +166,53 @@ def test_residuals_stay_bounded_and_nothing_is_lost(codec):
         norms.append(float(residual.norm()))
     torch.testing.assert_close(received + residual, sent, rtol=0, atol=1e-4)
     assert max(norms[200:]) < 1.5 * max(norms[:200])
+
+
+@pytest.mark.parametrize(
+    ("codec", "variance"),
+    [(compressors.QSGD(levels=3), 0.25), (compressors.RandomK(0.25, error_feedback=False), None)],
+    ids=["int8", "randomk"],
+)
+def test_unbiased_codecs_are_unbiased(codec, variance):
+    values = torch.randn(64, generator=torch.Generator().manual_seed(0)).double()
+    draws = 10_000
+    mean = torch.zeros(64).double()
+    for step in range(draws):
+        frame = Frame((64,), step, 2)
+        mean += codec.decode(codec.encode(values.float(), frame), frame) / draws
+    if variance is None:
+        deviation = values.abs() * 3**0.5  # n/k = 4: variance (n/k - 1) x^2
+    else:
+        deviation = torch.full((64,), float(values.abs().max()) / 3 * variance**0.5)
+    assert bool(((mean - values).abs() < 5 * deviation / draws**0.5 + 1e-6).all())
+
+
+def test_random_k_draws_new_entries_each_step_the_same_on_all_ranks():
+    codec = compressors.RandomK(0.1)
+    values = torch.ones(100)
+
+    def kept(step, rank, stream=0):
+        frame = Frame((100,), step, 4, rank, stream)
+        return codec.decode(codec.encode(values, frame), frame).nonzero().flatten().tolist()
+
+    assert kept(0, 0) == kept(0, 3)
+    assert kept(0, 0) != kept(1, 0)
+    assert kept(0, 0) != kept(0, 0, stream=1)
+
+
+def test_int8_error_is_below_a_level():
+    frame = Frame((1000, 7), 3, 2)
+    values = torch.randn(1007, generator=torch.Generator().manual_seed(0))
+    for codec, levels in ((compressors.QSGD(), 1.0), (compressors.ErrorFeedback(compressors.QSGD()), 0.5)):
+        error = (codec.decode(codec.encode(values, frame), frame) - values).abs().max()
+        assert float(error) <= levels * float(values.abs().max()) / 127 * 1.001
+
+
+def test_error_feedback_is_for_codecs():
+    assert compressors.ErrorFeedback(compressors.BF16()).error_feedback
+    assert not compressors.BF16().error_feedback
+    with pytest.raises(ValueError, match="not a codec"):
+        compressors.ErrorFeedback(compressors.PowerSGD())
 
 
 def test_unrounded_top_k_moves_values_bit_for_bit():

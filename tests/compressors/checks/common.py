@@ -11,14 +11,17 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import compressors
-from compressors.codec import Codec
+from compressors.codec import Compressor
 
 SHAPES = {"embed": (64, 32), "weight": (37, 41), "bias": (41,), "head": (7, 300)}
 
-VARIANTS: dict[str, Callable[[], Codec]] = {
+VARIANTS: dict[str, Callable[[], Compressor]] = {
     **{name: (lambda name=name: compressors.get(name)) for name in compressors.available()},
     "topk all_gather": lambda: compressors.TopK(0.05, exchange="all_gather", selection="exact"),
     "topk two_phase float16": lambda: compressors.TopK(0.05, exchange="two_phase", values="float16"),
+    "randomk unbiased": lambda: compressors.RandomK(0.1, error_feedback=False),
+    "int8 with feedback": lambda: compressors.ErrorFeedback(compressors.QSGD()),
+    "policies": lambda: compressors.get("topk", density=0.1, policies=[{"match": "e*", "name": "onebit"}]),
     "topk warm-up": lambda: compressors.TopK(0.05, exchange="two_phase", dense_steps=1, ramp_steps=2),
 }
 
@@ -44,7 +47,7 @@ def backward(parameters: dict[str, Parameter], gradients: dict[str, Tensor], fac
     loss.backward()
 
 
-def wrap(parameters: dict[str, Parameter], compression: Codec | None = None, optimizer=None, **options):
+def wrap(parameters: dict[str, Parameter], compression: Compressor | None = None, optimizer=None, **options):
     """A wrapped optimizer, plain SGD unless another is given."""
     optimizer = optimizer or torch.optim.SGD(list(parameters.values()), lr=0.1)
     return compressors.DistributedOptimizer(

@@ -36,9 +36,9 @@ def check_same_bits_on_all_ranks():
 
 def check_nothing_is_lost():
     for name, make in VARIANTS.items():
-        if not make().error_feedback:
-            continue
         parameters = make_parameters()
+        if not all(make().for_parameter(key).error_feedback for key in parameters):
+            continue
         optimizer = wrap(parameters, make(), op=hvd.Sum)
         arrived = {key: torch.zeros(p.shape, dtype=torch.float64) for key, p in parameters.items()}
         sent = {key: torch.zeros(p.shape, dtype=torch.float64) for key, p in parameters.items()}
@@ -54,7 +54,7 @@ def check_nothing_is_lost():
 
 
 def check_codes_without_feedback_are_close():
-    tolerances = {"none": 1e-6, "fp16": 2e-3, "bf16": 8e-3}
+    tolerances = {"none": 1e-6, "fp16": 2e-3, "bf16": 8e-3, "int8": 3e-2}
     for name, tolerance in tolerances.items():
         for op in (hvd.Average, hvd.Sum):
             parameters = make_parameters()
