@@ -13,6 +13,7 @@ from compressors.codecs.onebit import OneBit
 from compressors.codecs.powersgd import PowerSGD
 from compressors.codecs.randomk import RandomK
 from compressors.codecs.topk import TopK
+from compressors.onebit_adam import OneBitAdam
 from compressors.optimizer import DistributedOptimizer
 from compressors.policies import ErrorFeedback, Policies
 from compressors.registry import available, get
@@ -29,6 +30,7 @@ __all__ = [
     "Frame",
     "NoCompression",
     "OneBit",
+    "OneBitAdam",
     "Pattern",
     "Policies",
     "PowerSGD",

@@ -49,17 +49,27 @@ class Bucket:
         """The frame of the bucket's values."""
         return Frame(self.sizes, step, ranks, rank, self.index)
 
-    def read(self, out: Tensor, inverse_scale: float, residual: Tensor | None) -> bool:
+    def read(
+        self,
+        out: Tensor,
+        inverse_scale: float,
+        residual: Tensor | None,
+        outgoing: Callable[[Parameter, Tensor], Tensor] | None = None,
+    ) -> bool:
         """Write ``gradients * inverse_scale + residual`` to flat `out`; returns whether all are finite.
 
-        If not, `out` is left zero, so that a step that will not be taken can still be encoded.
+        With `outgoing`, what it makes of a parameter's unscaled gradient takes the gradient's place. If not all are
+        finite, `out` is left zero, so that a step that will not be taken can still be encoded.
         """
         finite = True
         start = 0
         for _, parameter in self.parameters:
             part = slice(start, start + parameter.numel())
             base = None if residual is None else residual[part]
-            finite &= kernels.add_scaled(gradient(parameter).reshape(-1), inverse_scale, base, out[part])
+            source, factor = gradient(parameter), inverse_scale
+            if outgoing is not None:
+                source, factor = outgoing(parameter, source * inverse_scale), 1.0
+            finite &= kernels.add_scaled(source.reshape(-1), factor, base, out[part])
             start = part.stop
         if not finite:
             out.zero_()

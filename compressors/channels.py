@@ -10,14 +10,28 @@ import dataclasses
 import itertools
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from compressors.buckets import Bucket, gradient
 from compressors.codec import Codec, Compressor, Cooperative, Frame, Pattern
 from compressors.exchange import Exchange, Wire, all_gather, two_phase
 from compressors.feedback import Residual
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the optimizer wants exchanged in a step."""
+
+    dense: bool = False
+    """Whether compression is not to begin yet."""
+    outgoing: Callable[[Parameter, Tensor], Tensor] | None = None
+    """What goes out in place of a parameter's unscaled gradient."""
+
 
 _log = logging.getLogger(__name__)
 
@@ -47,10 +61,19 @@ class Channel(ABC):
         if compressor.error_feedback:
             self.residual = Residual(bucket.numel, bucket.device)
         self._values: Tensor | None = None
+        self._dense_stage = False
 
-    @abstractmethod
     def run(self, step: int) -> Exchange:
         """Exchange what was loaded; returns the flat sum over ranks."""
+        values, self._values = self._values, None
+        assert values is not None, "load() comes first"
+        if self._dense_stage:
+            return self._dense(values)
+        return self._compressed(values, self.bucket.frame(step, self.wire.ranks, self.wire.rank))
+
+    @abstractmethod
+    def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
+        """Exchange `values`; leaves in them what was not sent."""
 
     def commit(self) -> None:
         """The step was taken: keep what it left to send."""
@@ -58,28 +81,32 @@ class Channel(ABC):
             if kept is not None:
                 kept.commit()
 
-    def load(self, inverse_scale: float) -> bool:
+    def load(self, inverse_scale: float, stage: Stage) -> bool:
         """Take the bucket's gradients times `inverse_scale`; returns whether they are finite."""
+        self._dense_stage = stage.dense
         if self.residual is not None:
             self._values = self.residual.draft
-            return self.bucket.read(self._values, inverse_scale, self.residual.value)
-        dtype = self._compressor.carrier(self.bucket.parameters[0][1].dtype)
-        if not self._compressor.bucketed and inverse_scale == 1.0:
-            flat = gradient(self.bucket.parameters[0][1]).reshape(-1)
-            self._values = flat.to(dtype)
+            return self.bucket.read(self._values, inverse_scale, self.residual.value, stage.outgoing)
+        first = self.bucket.parameters[0][1]
+        dtype = self._compressor.carrier(first.dtype)
+        if not self._compressor.bucketed and stage.outgoing is None:
+            assert inverse_scale == 1.0, "left scaled"
+            self._values = gradient(first).reshape(-1).to(dtype)
             return True  # not looked at: goes dense, so that the sum shows it
         self._values = torch.empty(self.bucket.numel, dtype=dtype, device=self.bucket.device)
-        return self.bucket.read(self._values, inverse_scale, None)
+        return self.bucket.read(self._values, inverse_scale, None, stage.outgoing)
 
     def restore_owed(self, value: Tensor) -> None:
         """Set what this rank owes as an owner to flat `value`."""
         self.owed = Residual(value.numel(), value.device)
         self.owed.value.copy_(value)
 
-    def _loaded(self) -> Tensor:
-        values, self._values = self._values, None
-        assert values is not None, "load() comes first"
-        return values
+    def _dense(self, values: Tensor) -> Exchange:
+        total = values
+        if self.residual is not None:
+            total = values.clone()
+            values.zero_()  # the draft: nothing is left to send
+        return (yield self.wire.all_reduce(total, self.bucket.name))
 
 
 class CodecChannel(Channel):
@@ -90,9 +117,7 @@ class CodecChannel(Channel):
         self.codec = codec
         self._pattern: Pattern | None = None
 
-    def run(self, step: int) -> Exchange:
-        values = self._loaded()
-        frame = self.bucket.frame(step, self.wire.ranks, self.wire.rank)
+    def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
         pattern = self.codec.pattern(frame)
         if pattern != self._pattern:
             _log.info("%s, %d elements: %s by %s", self.bucket.name, frame.numel, self.codec, pattern.value)
@@ -106,13 +131,6 @@ class CodecChannel(Channel):
                 return self._all_gather(values, frame)
             case Pattern.TWO_PHASE:
                 return self._two_phase(values, frame)
-
-    def _dense(self, values: Tensor) -> Exchange:
-        total = values
-        if self.residual is not None:
-            total = values.clone()
-            values.zero_()  # the draft: nothing is left to send
-        return (yield self.wire.all_reduce(total, self.bucket.name))
 
     def _all_reduce(self, values: Tensor, frame: Frame) -> Exchange:
         payload = yield self.wire.all_reduce(self._encode(values, frame), self.bucket.name)
@@ -162,9 +180,11 @@ class CooperativeChannel(Channel):
 
     def run(self, step: int) -> Exchange:
         self._draft = dict(self.memory)
+        return super().run(step)
+
+    def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
         shapes = {name: parameter.shape for name, parameter in self.bucket.parameters}
-        frame = self.bucket.frame(step, self.wire.ranks, self.wire.rank)
-        rounds = self._cooperative.rounds(self._loaded(), shapes, frame, self._draft)
+        rounds = self._cooperative.rounds(values, shapes, frame, self._draft)
         part = next(rounds)
         for count in itertools.count():
             total = yield self.wire.all_reduce(part, f"{self.bucket.name}.round.{count}")

@@ -23,10 +23,12 @@ from torch.nn import Parameter
 from compressors import state
 from compressors.agreement import agree
 from compressors.buckets import make_buckets
+from compressors.channels import Stage
 from compressors.codec import Compressor
 from compressors.codecs.none import DenseBuckets, NoCompression
 from compressors.exchange import Wire
 from compressors.ledger import Ledger
+from compressors.onebit_adam import MomentumOptimizer
 from compressors.reducer import Reducer
 
 SUPPORTED_HOROVOD = "0.28.1"
@@ -130,8 +132,11 @@ def _install(
     trained = _trained(wrapped, named)
     buckets = make_buckets(trained, _choice(compression, min_numel), bucket_bytes)
     average = wrapped.op == hvd.Average
-    agree(_settings(trained, compression, average, bucket_bytes, min_numel), wire)
-    reducer = Reducer(buckets, wire, ledger, average=average, scale=scale)
+    agree(_settings(wrapped, trained, compression, average, bucket_bytes, min_numel), wire)
+    share = 1.0 if average else 1.0 / wire.ranks
+    reducer = Reducer(buckets, wire, ledger, average=average, scale=scale, stage=lambda: _stage(wrapped, share))
+    if isinstance(wrapped, MomentumOptimizer):
+        wrapped.gets_momentum = True
     known = {parameter for _, parameter in trained}
 
     def allreduce_grad_async(self: Any, parameter: Parameter) -> tuple[Callable[[], Any], None]:
@@ -230,10 +235,25 @@ def _choice(compression: Compressor, min_numel: int) -> Callable[[str, Parameter
     return compressor_of
 
 
+def _stage(wrapped: Any, share: float) -> Stage:
+    """What is exchanged in the next step: gradients, or the momentum of an optimizer in its compressed stage."""
+    if not isinstance(wrapped, MomentumOptimizer):
+        return Stage()
+    if not wrapped.compressed:
+        return Stage(dense=True)
+    return Stage(outgoing=wrapped.outgoing(share))
+
+
 def _settings(
-    trained: Sequence[tuple[str, Parameter]], compression: Compressor, average: bool, bucket_bytes: int, min_numel: int
+    wrapped: Any,
+    trained: Sequence[tuple[str, Parameter]],
+    compression: Compressor,
+    average: bool,
+    bucket_bytes: int,
+    min_numel: int,
 ) -> dict[str, Any]:
     return {
+        "optimizer": wrapped.stage_settings() if isinstance(wrapped, MomentumOptimizer) else {},
         "op": "average" if average else "sum",
         "bucket_bytes": bucket_bytes,
         "min_numel": min_numel,

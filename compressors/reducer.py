@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from compressors import kernels
 from compressors.buckets import Bucket, gradient
-from compressors.channels import Channel, open_channel
+from compressors.channels import Channel, Stage, open_channel
 from compressors.exchange import Exchange, Pending, Wire
 from compressors.ledger import Ledger, ring_all_reduce_bytes
 
@@ -39,11 +39,19 @@ class _Task:
 class Reducer:
     """Sums (or averages) gradients over the ranks of `wire`, bucket by bucket, as they get ready.
 
-    `scale` gives the factor by which gradients are multiplied (the loss scale), before each step.
+    `scale` gives the factor by which gradients are multiplied (the loss scale), `stage` what is to be exchanged; both
+    are asked at the first gradient of a step.
     """
 
     def __init__(
-        self, buckets: Sequence[Bucket], wire: Wire, ledger: Ledger, *, average: bool, scale: Callable[[], float]
+        self,
+        buckets: Sequence[Bucket],
+        wire: Wire,
+        ledger: Ledger,
+        *,
+        average: bool,
+        scale: Callable[[], float],
+        stage: Callable[[], Stage],
     ) -> None:
         self.channels = [open_channel(bucket, wire) for bucket in buckets]
         self.steps = 0
@@ -54,6 +62,7 @@ class Reducer:
         self._ledger = ledger
         self._average = average
         self._loss_scale = scale
+        self._next_stage = stage
         self._channel_of = {
             parameter: channel for channel in self.channels for _, parameter in channel.bucket.parameters
         }
@@ -73,6 +82,7 @@ class Reducer:
         self._vote: Pending | None = None
         self._finite = True
         self._scale = 1.0
+        self._stage = Stage()
 
     @torch.no_grad()
     def ready(self, parameter: Parameter) -> None:
@@ -84,7 +94,7 @@ class Reducer:
         if channel is None or self._wire.ranks == 1:
             return
         if not self._ready:
-            self._scale = self._loss_scale()
+            self._scale, self._stage = self._loss_scale(), self._next_stage()
         assert parameter not in self._ready, "gradient sent twice in a step"
         self._ready.add(parameter)
         if all(other in self._ready for _, other in channel.bucket.parameters):
@@ -94,7 +104,7 @@ class Reducer:
     def finish(self) -> None:
         """Wait until the gradients are the sums over ranks. Every gradient must be ready."""
         if self._wire.ranks == 1:
-            self.skipped = not all(kernels.all_finite(gradient) for gradient in self._own_gradients())
+            self.skipped = not self._complete_alone()
             self.steps += not self.skipped
             self._ledger.close_step(0)
         elif self._ready:
@@ -104,12 +114,20 @@ class Reducer:
             self._ledger.close_step(ring_all_reduce_bytes(4 * self._numel, self._wire.ranks))
             self.reset()
 
-    def _own_gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._channel_of if parameter.grad is not None]
+    def _complete_alone(self) -> bool:
+        held = [(parameter, parameter.grad) for parameter in self._channel_of if parameter.grad is not None]
+        if not all(kernels.all_finite(grad) for _, grad in held):
+            return False
+        outgoing = self._next_stage().outgoing
+        if outgoing is not None:
+            scale = self._loss_scale()
+            for parameter, grad in held:
+                grad.copy_(outgoing(parameter, grad / scale) * scale)
+        return True
 
     def _launch(self, channel: Channel) -> None:
         with self._ledger.timed("encode"):
-            self._finite &= channel.load(1.0 / self._scale_of(channel))
+            self._finite &= channel.load(1.0 / self._scale_of(channel), self._stage)
             self._tasks.append(_Task(channel, channel.run(self.steps)))
         if self._needs_vote and len(self._tasks) == len(self.channels):
             vetoes = torch.tensor([not self._finite], dtype=torch.int32)
@@ -162,4 +180,4 @@ class Reducer:
         return False
 
     def _scale_of(self, channel: Channel) -> float:
-        return self._scale if channel.unscales else 1.0
+        return self._scale if channel.unscales or self._stage.outgoing is not None else 1.0

@@ -147,9 +147,10 @@ def test_coding_brings_values_nearer_to_zero(codec, case):
     left = values.clone()
     codec.encode_error(left, frame)
     square = float(values.double().square().sum())
-    assert float(left.double().square().sum()) <= square * (1 - 1e-9 / max(1, frame.numel))
-    if square > 0:
-        assert not torch.equal(left, values)
+    assert float(left.double().square().sum()) <= square
+    random = isinstance(codec, compressors.RandomK)  # contracts on average, and for sure only where nothing is zero
+    if square > 0 and (not random or bool((values != 0).all())):
+        assert float(left.double().square().sum()) < square
 
 
 @feedback_codecs
