@@ -17,6 +17,7 @@ from compressors.onebit_adam import OneBitAdam
 from compressors.optimizer import DistributedOptimizer
 from compressors.policies import ErrorFeedback, Policies
 from compressors.registry import available, get
+from compressors.topk_adam import TopKAdam
 
 __all__ = [
     "BF16",
@@ -36,6 +37,7 @@ __all__ = [
     "PowerSGD",
     "RandomK",
     "TopK",
+    "TopKAdam",
     "available",
     "get",
 ]

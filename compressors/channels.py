@@ -31,17 +31,11 @@ class Stage:
     """Whether compression is not to begin yet."""
     outgoing: Callable[[Parameter, Tensor], Tensor] | None = None
     """What goes out in place of a parameter's unscaled gradient."""
+    weights: Callable[[Parameter], Tensor | None] | None = None
+    """By what a parameter's entries are multiplied before the largest are chosen."""
 
 
 _log = logging.getLogger(__name__)
-
-
-def open_channel(bucket: Bucket, wire: Wire) -> Channel:
-    """The channel for the kind of compressor that `bucket` has."""
-    if isinstance(bucket.compressor, Codec):
-        return CodecChannel(bucket, bucket.compressor, wire)
-    assert isinstance(bucket.compressor, Cooperative)
-    return CooperativeChannel(bucket, bucket.compressor, wire)
 
 
 class Channel(ABC):
@@ -54,6 +48,8 @@ class Channel(ABC):
         """What this rank has not sent of its own gradients."""
         self.owed: Residual | None = None
         """What this rank, as the owner of a slice, has not sent of the sum. Two-phase exchanges only."""
+        self.momentum: Residual | None = None
+        """This rank's momentum, where it is made before the exchange."""
         self.memory: dict[str, Tensor] = {}
         """What a cooperative compressor remembers; equal on all ranks."""
         self.unscales = compressor.unscales
@@ -67,9 +63,11 @@ class Channel(ABC):
         """Exchange what was loaded; returns the flat sum over ranks."""
         values, self._values = self._values, None
         assert values is not None, "load() comes first"
+        frame = self.bucket.frame(step, self.wire.ranks, self.wire.rank)
         if self._dense_stage:
+            self._absorb_owed(values, frame)
             return self._dense(values)
-        return self._compressed(values, self.bucket.frame(step, self.wire.ranks, self.wire.rank))
+        return self._compressed(values, frame)
 
     @abstractmethod
     def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
@@ -77,7 +75,7 @@ class Channel(ABC):
 
     def commit(self) -> None:
         """The step was taken: keep what it left to send."""
-        for kept in (self.residual, self.owed):
+        for kept in (self.residual, self.owed, self.momentum):
             if kept is not None:
                 kept.commit()
 
@@ -101,6 +99,13 @@ class Channel(ABC):
         self.owed = Residual(value.numel(), value.device)
         self.owed.value.copy_(value)
 
+    def _absorb_owed(self, values: Tensor, frame: Frame) -> None:
+        """Send what this rank owes as an owner like a gradient of its own: this step has no owners."""
+        if self.owed is not None:
+            begin = sum(piece.numel for piece in frame.slices()[: frame.rank])
+            values[begin : begin + self.owed.value.numel()] += self.owed.value
+            self.owed.draft.zero_()
+
     def _dense(self, values: Tensor) -> Exchange:
         total = values
         if self.residual is not None:
@@ -122,6 +127,8 @@ class CodecChannel(Channel):
         if pattern != self._pattern:
             _log.info("%s, %d elements: %s by %s", self.bucket.name, frame.numel, self.codec, pattern.value)
             self._pattern = pattern
+        if pattern != Pattern.TWO_PHASE:
+            self._absorb_owed(values, frame)
         match pattern:
             case Pattern.DENSE:
                 return self._dense(values)
@@ -159,7 +166,7 @@ class CodecChannel(Channel):
                 self.codec.decode_add(part, own, total)
             return self._encode(total, dataclasses.replace(own, phase=1))
 
-        parts = self.codec.encode_slices(values, frame)
+        parts = self._encode_slices(values, frame)
         sizes = [self.codec.nbytes(piece) for piece in slices]
         merged = yield from two_phase(self.wire, self.bucket.name, parts, merge, sizes)
         return torch.cat([self.codec.decode(part, piece) for part, piece in zip(merged, slices, strict=True)])
@@ -168,6 +175,9 @@ class CodecChannel(Channel):
         if self.residual is None:
             return self.codec.encode(values, frame)
         return self.codec.encode_error(values, frame)
+
+    def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
+        return self.codec.encode_slices(values, frame)
 
 
 class CooperativeChannel(Channel):

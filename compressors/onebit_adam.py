@@ -21,8 +21,22 @@ _STABLE = 0.96  # ratio of the variances' L1 norms over a window of 1 / (1 - bet
 class MomentumOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer that wants something else than gradients exchanged, once its `compressed` stage has begun."""
 
-    gets_momentum = False
-    """Whether gradients are replaced by exchanged momentum in the compressed stage; set by the wrapper."""
+    exchanged = False
+    """Whether ``.grad`` holds what was exchanged in that stage; if not, the gradient."""
+    corrected: frozenset[Parameter] = frozenset()
+    """Parameters whose momentum is made by the exchange (`TopK` with `momentum`), not here."""
+
+    def attach(self, corrected: dict[Parameter, float], *, alone: bool) -> None:
+        """Learn, from the wrapper, the exchange: momenta of the parameters that are corrected; whether there is none.
+
+        Raises ValueError if this optimizer cannot work with such an exchange.
+        """
+        self.exchanged = not alone
+        self.corrected = frozenset() if alone else frozenset(corrected)
+
+    def weights(self, parameter: Parameter) -> Tensor | None:
+        """By what magnitudes are multiplied before the largest entries are chosen; None for plain magnitudes."""
+        return None
 
     @property
     @abstractmethod
@@ -149,22 +163,32 @@ class OneBitAdam(MomentumOptimizer):
         if not self.compressed:
             momentum.mul_(beta1).add_(gradient, alpha=1 - beta1)
             variance.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        elif self.gets_momentum:
+        elif self.exchanged:
             momentum.copy_(gradient)
         else:
             momentum.mul_(beta1).add_(gradient, alpha=1 - beta1)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_((self._direction(momentum, variance, group) * -group["lr"]).to(parameter.dtype))
+        parameter.add_((self._direction(parameter, group) * -group["lr"]).to(parameter.dtype))
 
-    def _direction(self, momentum: Tensor, variance: Tensor, group: dict[str, Any]) -> Tensor:
+    def _direction(self, parameter: Parameter, group: dict[str, Any]) -> Tensor:
         beta1, beta2 = group["betas"]
+        momentum, variance = self.state[parameter]["exp_avg"], self.state[parameter]["exp_avg_sq"]
         known = group["frozen_at"] or group["step"]
         deviation = (variance / (1 - beta2**known)).sqrt_()
         direction = momentum / (1 - beta1 ** group["step"]) / (deviation + group["eps"])
         if self.compressed:
-            bound = max(1.0, (1 - beta1) / math.sqrt(1 - beta2))
-            direction.clamp_(-bound, bound).masked_fill_(variance == 0, 0.0)
+            direction = self._bounded(direction, parameter, group).masked_fill_(variance == 0, 0.0)
         return direction
+
+    def _bounded(self, direction: Tensor, parameter: Parameter, group: dict[str, Any]) -> Tensor:
+        beta1, beta2 = group["betas"]
+        bound = max(1.0, (1 - beta1) / math.sqrt(1 - beta2))
+        return direction.clamp_(-bound, bound)
+
+    def attach(self, corrected: dict[Parameter, float], *, alone: bool) -> None:
+        if corrected:
+            raise ValueError("OneBitAdam makes its own momentum: use TopK with momentum=0, or TopKAdam")
+        super().attach(corrected, alone=alone)
 
     def _consider_freezing(self) -> None:
         """Freeze all groups at once. The variance, and so the answer, is the same on all ranks."""

@@ -26,6 +26,7 @@ from compressors.buckets import make_buckets
 from compressors.channels import Stage
 from compressors.codec import Compressor
 from compressors.codecs.none import DenseBuckets, NoCompression
+from compressors.codecs.topk import TopK
 from compressors.exchange import Wire
 from compressors.ledger import Ledger
 from compressors.onebit_adam import MomentumOptimizer
@@ -136,7 +137,13 @@ def _install(
     share = 1.0 if average else 1.0 / wire.ranks
     reducer = Reducer(buckets, wire, ledger, average=average, scale=scale, stage=lambda: _stage(wrapped, share))
     if isinstance(wrapped, MomentumOptimizer):
-        wrapped.gets_momentum = True
+        corrected = {
+            parameter: bucket.compressor.momentum
+            for bucket in buckets
+            if isinstance(bucket.compressor, TopK) and bucket.compressor.momentum
+            for _, parameter in bucket.parameters
+        }
+        wrapped.attach(corrected, alone=wire.ranks == 1)
     known = {parameter for _, parameter in trained}
 
     def allreduce_grad_async(self: Any, parameter: Parameter) -> tuple[Callable[[], Any], None]:
@@ -241,7 +248,7 @@ def _stage(wrapped: Any, share: float) -> Stage:
         return Stage()
     if not wrapped.compressed:
         return Stage(dense=True)
-    return Stage(outgoing=wrapped.outgoing(share))
+    return Stage(outgoing=wrapped.outgoing(share), weights=wrapped.weights)
 
 
 def _settings(

@@ -14,9 +14,22 @@ from torch.nn import Parameter
 
 from compressors import kernels
 from compressors.buckets import Bucket, gradient
-from compressors.channels import Channel, Stage, open_channel
+from compressors.channels import Channel, CodecChannel, CooperativeChannel, Stage
+from compressors.codec import Codec, Cooperative
+from compressors.codecs.topk import TopK
+from compressors.correction import TopKChannel
 from compressors.exchange import Exchange, Pending, Wire
 from compressors.ledger import Ledger, ring_all_reduce_bytes
+
+
+def _open_channel(bucket: Bucket, wire: Wire) -> Channel:
+    compressor = bucket.compressor
+    if isinstance(compressor, TopK):
+        return TopKChannel(bucket, compressor, wire)
+    if isinstance(compressor, Codec):
+        return CodecChannel(bucket, compressor, wire)
+    assert isinstance(compressor, Cooperative)
+    return CooperativeChannel(bucket, compressor, wire)
 
 
 class _Task:
@@ -53,7 +66,7 @@ class Reducer:
         scale: Callable[[], float],
         stage: Callable[[], Stage],
     ) -> None:
-        self.channels = [open_channel(bucket, wire) for bucket in buckets]
+        self.channels: list[Channel] = [_open_channel(bucket, wire) for bucket in buckets]
         self.steps = 0
         """Exchanges completed; skipped steps do not count."""
         self.skipped = False
@@ -115,14 +128,17 @@ class Reducer:
             self.reset()
 
     def _complete_alone(self) -> bool:
-        held = [(parameter, parameter.grad) for parameter in self._channel_of if parameter.grad is not None]
-        if not all(kernels.all_finite(grad) for _, grad in held):
+        held = [parameter.grad for parameter in self._channel_of if parameter.grad is not None]
+        if not all(kernels.all_finite(grad) for grad in held):
             return False
-        outgoing = self._next_stage().outgoing
-        if outgoing is not None:
+        stage = self._next_stage()
+        if stage == Stage():  # else the optimizer makes its own momentum
             scale = self._loss_scale()
-            for parameter, grad in held:
-                grad.copy_(outgoing(parameter, grad / scale) * scale)
+            for channel in self.channels:
+                if isinstance(channel, TopKChannel) and channel.momentum is not None:
+                    channel.load(1.0 / scale, stage)
+                    channel.bucket.write(channel.alone(), scale)
+                    channel.commit()
         return True
 
     def _launch(self, channel: Channel) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from compressors.channels import Channel
 from compressors.exchange import Wire
+from compressors.feedback import Residual
 from compressors.reducer import Reducer
 
 VERSION = 1
@@ -18,18 +19,17 @@ VERSION = 1
 def save(reducer: Reducer, wire: Wire) -> dict[str, Any]:
     """This rank's state: tensors on the CPU that are copies, numbers and strings.
 
-    `residuals` maps parameter names to float32 tensors in the parameter's shape; `owed` maps them to (first element,
-    flat float32 tensor): the part of the sum's residual that this rank owns. `memory` is what cooperative compressors
-    remember, equal on all ranks.
+    `residuals` and `momenta` map parameter names to float32 tensors in the parameter's shape; `owed` maps them to
+    (first element, flat float32 tensor): the part of the sum's residual that this rank owns. `memory` is what
+    cooperative compressors remember, equal on all ranks.
     """
     residuals: dict[str, Tensor] = {}
+    momenta: dict[str, Tensor] = {}
     owed: dict[str, tuple[int, Tensor]] = {}
     memory: dict[str, Tensor] = {}
     for channel in reducer.channels:
-        if channel.residual is not None:
-            parts = channel.residual.value.split(list(channel.bucket.sizes))
-            for (name, parameter), part in zip(channel.bucket.parameters, parts, strict=True):
-                residuals[name] = part.cpu().clone().view(parameter.shape)
+        residuals |= _by_parameter(channel, channel.residual)
+        momenta |= _by_parameter(channel, channel.momentum)
         if channel.owed is not None:
             for name, first, part in _owned_parts(channel, wire, channel.owed.value):
                 owed[name] = (first, part.cpu().clone())
@@ -40,6 +40,7 @@ def save(reducer: Reducer, wire: Wire) -> dict[str, Any]:
         "rank": wire.rank,
         "steps": reducer.steps,
         "residuals": residuals,
+        "momenta": momenta,
         "owed": owed,
         "memory": memory,
     }
@@ -60,7 +61,7 @@ def load(reducer: Reducer, wire: Wire, states: dict[str, Any] | Sequence[dict[st
     else:
         mine, exact = [by_rank[rank] for rank in sorted(by_rank) if rank % wire.ranks == wire.rank], False
     for channel in reducer.channels:
-        for kept in (channel.residual, channel.owed):
+        for kept in (channel.residual, channel.owed, channel.momentum):
             if kept is not None:
                 kept.value.zero_()
         device = channel.bucket.device
@@ -74,12 +75,8 @@ def load(reducer: Reducer, wire: Wire, states: dict[str, Any] | Sequence[dict[st
 def _take(channel: Channel, wire: Wire, state: dict[str, Any], *, exact: bool) -> None:
     if channel.residual is None:
         return
-    start = 0
-    for name, parameter in channel.bucket.parameters:
-        target = channel.residual.value[start : start + parameter.numel()]
-        start += parameter.numel()
-        if name in state["residuals"]:
-            target += state["residuals"][name].reshape(-1).to(target.device)
+    _add_by_parameter(channel, channel.residual, state["residuals"])
+    _add_by_parameter(channel, channel.momentum, state["momenta"])
     owed = {name: state["owed"][name] for name, _ in channel.bucket.parameters if name in state["owed"]}
     if not owed:
         return
@@ -98,6 +95,25 @@ def _take(channel: Channel, wire: Wire, state: dict[str, Any], *, exact: bool) -
             first, part = owed[name]
             channel.residual.value[start + first : start + first + part.numel()] += part.to(flat.device)
         start += parameter.numel()
+
+
+def _by_parameter(channel: Channel, kept: Residual | None) -> dict[str, Tensor]:
+    if kept is None:
+        return {}
+    parts = kept.value.split(list(channel.bucket.sizes))
+    return {
+        name: part.cpu().clone().view(parameter.shape)
+        for (name, parameter), part in zip(channel.bucket.parameters, parts, strict=True)
+    }
+
+
+def _add_by_parameter(channel: Channel, kept: Residual | None, saved: dict[str, Tensor]) -> None:
+    if kept is None:
+        return
+    parts = kept.value.split(list(channel.bucket.sizes))
+    for (name, _), part in zip(channel.bucket.parameters, parts, strict=True):
+        if name in saved:
+            part += saved[name].reshape(-1).to(part.device)
 
 
 def _own_frame(channel: Channel, wire: Wire) -> tuple[int, int]:

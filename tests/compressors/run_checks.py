@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from checks.common import compare_ranks
 
-MODULES = ("exchange", "semantics", "failures", "states", "accounts", "wrapping", "onebit_adam")
+MODULES = ("onebit_adam", "correction")
 
 
 def all_checks() -> list[str]:
