@@ -12,6 +12,7 @@ from compressors.codecs.none import NoCompression
 from compressors.codecs.onebit import OneBit
 from compressors.codecs.powersgd import PowerSGD
 from compressors.codecs.randomk import RandomK
+from compressors.codecs.rows import SparseRows
 from compressors.codecs.topk import TopK
 from compressors.onebit_adam import OneBitAdam
 from compressors.optimizer import DistributedOptimizer
@@ -36,6 +37,7 @@ __all__ = [
     "Policies",
     "PowerSGD",
     "RandomK",
+    "SparseRows",
     "TopK",
     "TopKAdam",
     "available",

@@ -19,6 +19,7 @@ from torch.nn import Parameter
 
 from compressors.buckets import Bucket, gradient
 from compressors.codec import Codec, Compressor, Cooperative, Frame, Pattern
+from compressors.codecs.rows import SparseRows
 from compressors.exchange import Exchange, Wire, all_gather, two_phase
 from compressors.feedback import Residual
 
@@ -207,3 +208,25 @@ class CooperativeChannel(Channel):
     def commit(self) -> None:
         super().commit()
         self.memory = self._draft
+
+
+class RowsChannel(Channel):
+    """The rows of one matrix that ranks touched."""
+
+    def __init__(self, bucket: Bucket, compressor: SparseRows, wire: Wire) -> None:
+        super().__init__(bucket, compressor, wire)
+        self._rows = compressor
+
+    def load(self, inverse_scale: float, stage: Stage) -> bool:
+        assert stage.outgoing is not None or inverse_scale == 1.0, "left scaled"
+        self._dense_stage = False  # nothing is lost, so there is nothing to wait for
+        parameter = self.bucket.parameters[0][1]
+        values = gradient(parameter)
+        self._values = values if stage.outgoing is None else stage.outgoing(parameter, values * inverse_scale)
+        return True  # not looked at: the sum shows it
+
+    def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
+        joined = yield self.wire.all_gather(self._rows.encode(values), self.bucket.name)
+        total = torch.zeros(values.shape, dtype=self._rows.carrier(values.dtype), device=values.device)
+        self._rows.decode_add(joined, values.dtype, total)
+        return total.view(-1)

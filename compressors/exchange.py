@@ -64,9 +64,12 @@ class Wire:
         op = hvd.Average if average else hvd.Sum
         return Pending(hvd.allreduce_async_(tensor, op=op, name=self._name(name), process_set=self._set))
 
-    def all_gather(self, part: Tensor, name: str, total_bytes: int) -> Pending:
-        """The parts of all ranks, in rank order, as one flat tensor of `total_bytes`."""
-        self._ledger.sent(total_bytes * (self.ranks - 1) // self.ranks)
+    def all_gather(self, part: Tensor, name: str, total_bytes: int | None = None) -> Pending:
+        """The parts of all ranks, in rank order, as one flat tensor.
+
+        `total_bytes` is its length, for the ledger; where nobody knows it, all parts are taken to be like this one.
+        """
+        self._ledger.sent((total_bytes or part.nbytes * self.ranks) * (self.ranks - 1) // self.ranks)
         return Pending(hvd.allgather_async(part, name=self._name(name), process_set=self._set))
 
     def all_to_all(self, parts: Sequence[Tensor], name: str) -> Pending:

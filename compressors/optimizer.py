@@ -26,6 +26,7 @@ from compressors.buckets import make_buckets
 from compressors.channels import Stage
 from compressors.codec import Compressor
 from compressors.codecs.none import DenseBuckets, NoCompression
+from compressors.codecs.rows import SparseRows
 from compressors.codecs.topk import TopK
 from compressors.exchange import Wire
 from compressors.ledger import Ledger
@@ -145,12 +146,13 @@ def _install(
         }
         wrapped.attach(corrected, alone=wire.ranks == 1)
     known = {parameter for _, parameter in trained}
+    takes_rows = {p for bucket in buckets if isinstance(bucket.compressor, SparseRows) for _, p in bucket.parameters}
 
     def allreduce_grad_async(self: Any, parameter: Parameter) -> tuple[Callable[[], Any], None]:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad.is_sparse:
-            parameter.grad = _densified(self, parameter)
+            parameter.grad = _densified(self, parameter, takes_rows)
         reducer.ready(parameter)
 
         def result() -> Any:
@@ -283,10 +285,11 @@ def _check_parameters(wrapped: Any, known: set[Parameter]) -> None:
                 )
 
 
-def _densified(wrapped: Any, parameter: Parameter) -> torch.Tensor:
+def _densified(wrapped: Any, parameter: Parameter, takes_rows: set[Parameter]) -> torch.Tensor:
     assert parameter.grad is not None
-    if not wrapped.sparse_as_dense:
+    if not wrapped.sparse_as_dense and parameter not in takes_rows:
         raise ValueError(
-            f"parameter {wrapped._parameter_names[parameter]} has a sparse gradient: pass sparse_as_dense=True"
+            f"parameter {wrapped._parameter_names[parameter]} has a sparse gradient: choose the compressor 'rows' for "
+            "it by a policy, or pass sparse_as_dense=True"
         )
     return parameter.grad.to_dense()

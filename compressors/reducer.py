@@ -14,8 +14,9 @@ from torch.nn import Parameter
 
 from compressors import kernels
 from compressors.buckets import Bucket, gradient
-from compressors.channels import Channel, CodecChannel, CooperativeChannel, Stage
+from compressors.channels import Channel, CodecChannel, CooperativeChannel, RowsChannel, Stage
 from compressors.codec import Codec, Cooperative
+from compressors.codecs.rows import SparseRows
 from compressors.codecs.topk import TopK
 from compressors.correction import TopKChannel
 from compressors.exchange import Exchange, Pending, Wire
@@ -28,6 +29,8 @@ def _open_channel(bucket: Bucket, wire: Wire) -> Channel:
         return TopKChannel(bucket, compressor, wire)
     if isinstance(compressor, Codec):
         return CodecChannel(bucket, compressor, wire)
+    if isinstance(compressor, SparseRows):
+        return RowsChannel(bucket, compressor, wire)
     assert isinstance(compressor, Cooperative)
     return CooperativeChannel(bucket, compressor, wire)
 

@@ -18,6 +18,7 @@ from compressors.codecs.none import NoCompression
 from compressors.codecs.onebit import OneBit
 from compressors.codecs.powersgd import PowerSGD
 from compressors.codecs.randomk import RandomK
+from compressors.codecs.rows import SparseRows
 from compressors.codecs.topk import TopK
 from compressors.policies import Policies
 
@@ -27,6 +28,7 @@ _COMPRESSORS: dict[str, type[Compressor]] = {
     "none": NoCompression,
     "fp16": FP16,
     "bf16": BF16,
+    "rows": SparseRows,
     "topk": TopK,
     "int8": QSGD,
     "onebit": OneBit,

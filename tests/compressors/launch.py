@@ -15,12 +15,12 @@ _ROOT = _HERE.parent.parent
 
 
 def run_checks(launcher: str, ranks: int, folder: Path, *, timeout: float) -> dict[str, list[str | None]]:
-    """Run every check of the folder `checks` on `ranks` ranks; for each, what went wrong on each rank.
+    """Run the checks for `launcher` on `ranks` ranks; for each, what went wrong on each rank.
 
     Checks that were not reached on all ranks (a hang, a crash) have fewer entries than ranks.
     """
     log = folder / "log.txt"
-    script = [sys.executable, str(_HERE / "run_checks.py"), str(folder)]
+    script = [sys.executable, str(_HERE / "run_checks.py"), launcher, str(folder)]
     with log.open("w") as output:
         process = subprocess.Popen(
             _command(launcher, ranks) + script,
