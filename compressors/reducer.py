@@ -83,7 +83,7 @@ class Reducer:
             parameter: channel for channel in self.channels for _, parameter in channel.bucket.parameters
         }
         self._numel = sum(bucket.numel for bucket in buckets)
-        self._needs_vote = any(bucket.compressor.bucketed for bucket in buckets)
+        self._bucketed = any(bucket.compressor.bucketed for bucket in buckets)
         self.reset()
 
     @property
@@ -148,7 +148,9 @@ class Reducer:
         with self._ledger.timed("encode"):
             self._finite &= channel.load(1.0 / self._scale_of(channel), self._stage)
             self._tasks.append(_Task(channel, channel.run(self.steps)))
-        if self._needs_vote and len(self._tasks) == len(self.channels):
+        # Gradients that are sent as they are show in the sum that they are not finite; all others need a vote.
+        needs_vote = self._bucketed or self._stage.outgoing is not None
+        if needs_vote and len(self._tasks) == len(self.channels):
             vetoes = torch.tensor([not self._finite], dtype=torch.int32)
             self._vote = self._wire.all_reduce(vetoes, "vetoes")
 

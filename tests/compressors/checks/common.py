@@ -25,6 +25,11 @@ VARIANTS: dict[str, Callable[[], Compressor]] = {
     "topk warm-up": lambda: compressors.TopK(0.05, exchange="two_phase", dense_steps=1, ramp_steps=2),
 }
 
+# One for each way in which a bucket travels, for checks of what all compressors share.
+TYPICAL = {
+    name: VARIANTS[name] for name in ("none", "fp16", "int8", "onebit", "topk all_gather", "powersgd", "policies")
+}
+
 
 def make_parameters(shapes: dict[str, tuple[int, ...]] = SHAPES, dtype: torch.dtype = torch.float32):
     """Named parameters, the same on all ranks."""

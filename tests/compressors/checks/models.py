@@ -9,6 +9,7 @@ from torch.nn import Parameter
 import compressors
 
 from .common import (
+    TYPICAL,
     VARIANTS,
     assert_close,
     backward,
@@ -22,7 +23,7 @@ from .common import (
 
 
 def check_gradients_missing_on_some_ranks():
-    for make in VARIANTS.values():
+    for make in TYPICAL.values():
         parameters = make_parameters()
         optimizer = wrap(parameters, make(), op=hvd.Sum)
         for step in range(2):
@@ -45,7 +46,7 @@ def check_gradients_missing_on_some_ranks():
 
 
 def check_unused_and_frozen_parameters():
-    for make in VARIANTS.values():
+    for make in TYPICAL.values():
         parameters = make_parameters()
         frozen = parameters["head"].requires_grad_(False)
         optimizer = wrap(parameters, make())
@@ -77,7 +78,7 @@ def check_tied_weights():
 
 def check_odd_shapes():
     shapes = {"scalar": (), "empty": (0, 5), "one": (1,), "one by one": (1, 1), "tall": (2049, 1), "flat": (9, 129)}
-    for make in VARIANTS.values():
+    for make in TYPICAL.values():
         parameters = make_parameters(shapes)
         optimizer = wrap(parameters, make())
         for step in range(2):
@@ -90,7 +91,7 @@ def check_odd_shapes():
 
 def check_everything_small_in_every_codec():
     """Codecs meet tiny tensors, shorter than the number of ranks, where nothing is left out."""
-    for shapes in ({"one": (1, 1)}, {"three": (3, 1), "seven": (7, 1)}, {"eight": (8, 1), "nine": (9, 1)}):
+    for shapes in ({"one": (1, 1)}, {"seven": (7, 1), "three": (3, 1), "nine": (9, 1)}):
         for make in VARIANTS.values():
             parameters = make_parameters(shapes)
             optimizer = wrap(parameters, make(), min_numel=0)
@@ -99,7 +100,7 @@ def check_everything_small_in_every_codec():
 
 
 def check_channels_last():
-    for make in VARIANTS.values():
+    for make in TYPICAL.values():
         outputs = []
         for layout in (torch.contiguous_format, torch.channels_last):
             generator = torch.Generator().manual_seed(3)
@@ -122,7 +123,7 @@ def check_types():
         reference = {name: total / hvd.size() for name, total in summed(0, parameters).items()}
         assert_close(output, reference, tolerance)
         assert all(gradient.dtype == dtype for gradient in output.values())
-        for make in VARIANTS.values():
+        for make in TYPICAL.values() if dtype == torch.bfloat16 else ():
             parameters = make_parameters(dtype=dtype)
             output = exchange(wrap(parameters, make()), parameters, 0)
             assert all(gradient.dtype == dtype for gradient in output.values())
@@ -130,7 +131,7 @@ def check_types():
 
 
 def check_mixed_types_in_one_model():
-    for make in VARIANTS.values():
+    for make in TYPICAL.values():
         parameters = {**make_parameters({"a": (40, 40)}), **make_parameters({"b": (40, 40)}, torch.bfloat16)}
         parameters |= make_parameters({"c": (5,), "d": (60, 30)}, torch.float64)
         output = exchange(wrap(parameters, make()), parameters, 0)
@@ -163,7 +164,7 @@ def check_low_rank_is_exact_where_the_rank_suffices():
 
 
 def check_zero_gradients_stay_zero():
-    for make in VARIANTS.values():
+    for make in TYPICAL.values():
         parameters = make_parameters()
         optimizer = wrap(parameters, make())
         for step in range(2):

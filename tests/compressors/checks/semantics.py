@@ -10,7 +10,7 @@ import compressors
 from compressors.codec import Codec
 
 from .common import (
-    VARIANTS,
+    TYPICAL,
     assert_close,
     assert_equal,
     backward,
@@ -78,7 +78,7 @@ def check_backward_passes_per_step():
 
 
 def check_clipping_between_synchronize_and_step():
-    for make in VARIANTS.values():
+    for make in TYPICAL.values():
         parameters = make_parameters()
         before = {name: p.detach().clone() for name, p in parameters.items()}
         optimizer = wrap(parameters, make())
@@ -106,7 +106,7 @@ def check_adam_against_dense_reference():
 
 
 def check_loss_scale_is_taken_out():
-    for name, make in VARIANTS.items():
+    for name, make in TYPICAL.items():
         if name in ("none", "fp16"):
             continue  # linear and without memory: they leave the scale in
         results = []
@@ -154,7 +154,7 @@ def check_process_sets():
         return
     pair = hvd.add_process_set([0, hvd.size() - 1])
     try:
-        for make in VARIANTS.values():
+        for make in TYPICAL.values():
             parameters = make_parameters()
             optimizer = wrap(parameters, make(), process_set=pair)
             output = exchange(optimizer, parameters, 0)
@@ -188,7 +188,7 @@ def check_several_optimizers_at_once():
 
 def check_many_buckets_sent_in_another_order_on_each_rank():
     shapes = {f"layer {index}": (40, 30) for index in range(9)}
-    for make in VARIANTS.values():
+    for make in TYPICAL.values():
         parameters = make_parameters(shapes)
         optimizer = wrap(parameters, make(), bucket_bytes=2 * 4 * 1200)
         names = sorted(parameters, key=lambda name: hash((name[-1:], hvd.rank())))
@@ -244,7 +244,7 @@ def check_the_users_random_numbers_are_left_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    for make in VARIANTS.values():
+    for make in TYPICAL.values():
         parameters = make_parameters()
         exchange(wrap(parameters, make()), parameters, 0)
     assert torch.equal(torch.rand(3), expected)

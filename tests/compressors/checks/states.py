@@ -25,22 +25,18 @@ from .common import (
 
 
 def check_resuming_is_going_on():
-    """Stopped after three steps and resumed from the states, bit for bit as without a stop."""
-    for name, make in VARIANTS.items():
-        through = _run(make, range(6))
-        parameters, states, optimizer_state, every = _run(make, range(3))
-        resumed = make_parameters()
-        for key, parameter in resumed.items():
-            parameter.data.copy_(parameters[key].data)
-        for given in (states, every):
-            again = {key: torch.nn.Parameter(p.detach().clone()) for key, p in resumed.items()}
-            optimizer = wrap(again, make(), torch.optim.AdamW(list(again.values()), lr=0.01))
-            optimizer.load_state_dict(copy.deepcopy(optimizer_state))
-            optimizer.load_compression_state_dict(given)
-            for step in range(3, 6):
-                _step(optimizer, again, step)
-            assert_equal({k: p.detach() for k, p in again.items()}, {k: p.detach() for k, p in through[0].items()})
-            assert optimizer.compression_state_dict()["steps"] == 6, name
+    """Stopped after two steps and resumed from the states, bit for bit as without a stop."""
+    for index, (name, make) in enumerate(VARIANTS.items()):
+        through = _run(make, range(4))[0]
+        parameters, state, optimizer_state, states = _run(make, range(2))
+        again = {key: torch.nn.Parameter(p.detach().clone()) for key, p in parameters.items()}
+        optimizer = wrap(again, make(), torch.optim.AdamW(list(again.values()), lr=0.01))
+        optimizer.load_state_dict(optimizer_state)
+        optimizer.load_compression_state_dict(state if index % 2 else states)
+        for step in range(2, 4):
+            _step(optimizer, again, step)
+        assert_equal({key: p.detach() for key, p in again.items()}, {key: p.detach() for key, p in through.items()})
+        assert optimizer.compression_state_dict()["steps"] == 4, name
 
 
 def _run(make, steps):
