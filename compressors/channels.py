@@ -1,0 +1,232 @@
+"""One bucket on its way: gradients in, sum over ranks out, and what is remembered between steps.
+
+A channel composes a codec, error feedback and a pattern of exchange. Residuals are in units of the *sum* over ranks:
+what ranks and owners still owe adds up, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from compressors.buckets import Bucket, gradient
+from compressors.codec import Codec, Compressor, Cooperative, Frame, Pattern
+from compressors.codecs.rows import SparseRows
+from compressors.exchange import Exchange, Wire, all_gather, two_phase
+from compressors.feedback import Residual
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the optimizer wants exchanged in a step."""
+
+    dense: bool = False
+    """Whether compression is not to begin yet."""
+    outgoing: Callable[[Parameter, Tensor], Tensor] | None = None
+    """What goes out in place of a parameter's unscaled gradient."""
+    weights: Callable[[Parameter], Tensor | None] | None = None
+    """By what a parameter's entries are multiplied before the largest are chosen."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class Channel(ABC):
+    """The exchange of one bucket, step after step."""
+
+    def __init__(self, bucket: Bucket, compressor: Compressor, wire: Wire) -> None:
+        self.bucket = bucket
+        self.wire = wire
+        self.residual: Residual | None = None
+        """What this rank has not sent of its own gradients."""
+        self.owed: Residual | None = None
+        """What this rank, as the owner of a slice, has not sent of the sum. Two-phase exchanges only."""
+        self.momentum: Residual | None = None
+        """This rank's momentum, where it is made before the exchange."""
+        self.memory: dict[str, Tensor] = {}
+        """What a cooperative compressor remembers; equal on all ranks."""
+        self.unscales = compressor.unscales
+        self._compressor = compressor
+        if compressor.error_feedback:
+            self.residual = Residual(bucket.numel, bucket.device)
+        self._values: Tensor | None = None
+        self._dense_stage = False
+
+    def run(self, step: int) -> Exchange:
+        """Exchange what was loaded; returns the flat sum over ranks."""
+        values, self._values = self._values, None
+        assert values is not None, "load() comes first"
+        frame = self.bucket.frame(step, self.wire.ranks, self.wire.rank)
+        if self._dense_stage:
+            self._absorb_owed(values, frame)
+            return self._dense(values)
+        return self._compressed(values, frame)
+
+    @abstractmethod
+    def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
+        """Exchange `values`; leaves in them what was not sent."""
+
+    def commit(self) -> None:
+        """The step was taken: keep what it left to send."""
+        for kept in (self.residual, self.owed, self.momentum):
+            if kept is not None:
+                kept.commit()
+
+    def load(self, inverse_scale: float, stage: Stage) -> bool:
+        """Take the bucket's gradients times `inverse_scale`; returns whether they are finite."""
+        self._dense_stage = stage.dense
+        if self.residual is not None:
+            self._values = self.residual.draft
+            return self.bucket.read(self._values, inverse_scale, self.residual.value, stage.outgoing)
+        first = self.bucket.parameters[0][1]
+        dtype = self._compressor.carrier(first.dtype)
+        if not self._compressor.bucketed and stage.outgoing is None:
+            assert inverse_scale == 1.0, "left scaled"
+            self._values = gradient(first).reshape(-1).to(dtype)
+            return True  # not looked at: goes dense, so that the sum shows it
+        self._values = torch.empty(self.bucket.numel, dtype=dtype, device=self.bucket.device)
+        return self.bucket.read(self._values, inverse_scale, None, stage.outgoing)
+
+    def restore_owed(self, value: Tensor) -> None:
+        """Set what this rank owes as an owner to flat `value`."""
+        self.owed = Residual(value.numel(), value.device)
+        self.owed.value.copy_(value)
+
+    def _absorb_owed(self, values: Tensor, frame: Frame) -> None:
+        """Send what this rank owes as an owner like a gradient of its own: this step has no owners."""
+        if self.owed is not None:
+            begin = sum(piece.numel for piece in frame.slices()[: frame.rank])
+            values[begin : begin + self.owed.value.numel()] += self.owed.value
+            self.owed.draft.zero_()
+
+    def _dense(self, values: Tensor) -> Exchange:
+        total = values
+        if self.residual is not None:
+            total = values.clone()
+            values.zero_()  # the draft: nothing is left to send
+        return (yield self.wire.all_reduce(total, self.bucket.name))
+
+
+class CodecChannel(Channel):
+    """Payloads of a codec, by the pattern that it asks for."""
+
+    def __init__(self, bucket: Bucket, codec: Codec, wire: Wire) -> None:
+        super().__init__(bucket, codec, wire)
+        self.codec = codec
+        self._pattern: Pattern | None = None
+
+    def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
+        pattern = self.codec.pattern(frame)
+        if pattern != self._pattern:
+            _log.info("%s, %d elements: %s by %s", self.bucket.name, frame.numel, self.codec, pattern.value)
+            self._pattern = pattern
+        if pattern != Pattern.TWO_PHASE:
+            self._absorb_owed(values, frame)
+        match pattern:
+            case Pattern.DENSE:
+                return self._dense(values)
+            case Pattern.ALL_REDUCE:
+                return self._all_reduce(values, frame)
+            case Pattern.ALL_GATHER:
+                return self._all_gather(values, frame)
+            case Pattern.TWO_PHASE:
+                return self._two_phase(values, frame)
+
+    def _all_reduce(self, values: Tensor, frame: Frame) -> Exchange:
+        payload = yield self.wire.all_reduce(self._encode(values, frame), self.bucket.name)
+        return self.codec.decode(payload, frame)
+
+    def _all_gather(self, values: Tensor, frame: Frame) -> Exchange:
+        payload = self._encode(values, frame)
+        sizes = [self.codec.nbytes(frame)] * frame.ranks
+        parts = yield from all_gather(self.wire, self.bucket.name, payload, sizes)
+        total = torch.zeros(frame.numel, device=values.device)
+        for part in parts:
+            self.codec.decode_add(part, frame, total)
+        return total
+
+    def _two_phase(self, values: Tensor, frame: Frame) -> Exchange:
+        slices = frame.slices()
+        own = slices[frame.rank]
+        if self.residual is not None and self.owed is None:
+            self.owed = Residual(own.numel, values.device)
+
+        def merge(parts: list[Tensor]) -> Tensor:
+            total = torch.zeros(own.numel, device=values.device)
+            if self.owed is not None:
+                total = self.owed.draft.copy_(self.owed.value)
+            for part in parts:
+                self.codec.decode_add(part, own, total)
+            return self._encode(total, dataclasses.replace(own, phase=1))
+
+        parts = self._encode_slices(values, frame)
+        sizes = [self.codec.nbytes(piece) for piece in slices]
+        merged = yield from two_phase(self.wire, self.bucket.name, parts, merge, sizes)
+        return torch.cat([self.codec.decode(part, piece) for part, piece in zip(merged, slices, strict=True)])
+
+    def _encode(self, values: Tensor, frame: Frame) -> Tensor:
+        if self.residual is None:
+            return self.codec.encode(values, frame)
+        return self.codec.encode_error(values, frame)
+
+    def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
+        return self.codec.encode_slices(values, frame)
+
+
+class CooperativeChannel(Channel):
+    """The rounds of a cooperative compressor."""
+
+    def __init__(self, bucket: Bucket, compressor: Cooperative, wire: Wire) -> None:
+        super().__init__(bucket, compressor, wire)
+        self._cooperative = compressor
+        self._draft: dict[str, Tensor] = {}
+
+    def run(self, step: int) -> Exchange:
+        self._draft = dict(self.memory)
+        return super().run(step)
+
+    def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
+        shapes = {name: parameter.shape for name, parameter in self.bucket.parameters}
+        rounds = self._cooperative.rounds(values, shapes, frame, self._draft)
+        part = next(rounds)
+        for count in itertools.count():
+            total = yield self.wire.all_reduce(part, f"{self.bucket.name}.round.{count}")
+            try:
+                part = rounds.send(total)
+            except StopIteration as end:
+                return end.value
+        raise AssertionError("unreachable")
+
+    def commit(self) -> None:
+        super().commit()
+        self.memory = self._draft
+
+
+class RowsChannel(Channel):
+    """The rows of one matrix that ranks touched."""
+
+    def __init__(self, bucket: Bucket, compressor: SparseRows, wire: Wire) -> None:
+        super().__init__(bucket, compressor, wire)
+        self._rows = compressor
+
+    def load(self, inverse_scale: float, stage: Stage) -> bool:
+        assert stage.outgoing is not None or inverse_scale == 1.0, "left scaled"
+        self._dense_stage = False  # nothing is lost, so there is nothing to wait for
+        parameter = self.bucket.parameters[0][1]
+        values = gradient(parameter)
+        self._values = values if stage.outgoing is None else stage.outgoing(parameter, values * inverse_scale)
+        return True  # not looked at: the sum shows it
+
+    def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
+        joined = yield self.wire.all_gather(self._rows.encode(values), self.bucket.name)
+        total = torch.zeros(values.shape, dtype=self._rows.carrier(values.dtype), device=values.device)
+        self._rows.decode_add(joined, values.dtype, total)
+        return total.view(-1)

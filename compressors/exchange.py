@@ -1,0 +1,115 @@
+"""The only module that touches Horovod's collectives.
+
+Every operation has a name, the same on all ranks, because Horovod matches unnamed ones by a per-process counter.
+An exchange is a generator: it submits operations, yields each one that it must wait for, and returns its result.
+Whoever drives many exchanges can thus have the second phases of all of them under way together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor
+
+from compressors.ledger import Ledger, ring_all_reduce_bytes
+
+_POLL_SECONDS = 1e-4
+
+
+class Pending:
+    """A Horovod operation under way."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def wait(self) -> Any:
+        """The result, once it is there."""
+        # hvd.synchronize() spins, on a core that Horovod's own thread may need.
+        while not hvd.poll(self._handle):
+            time.sleep(_POLL_SECONDS)
+        return hvd.synchronize(self._handle)
+
+
+Exchange = Generator[Pending, Any, Tensor]
+
+
+class Wire:
+    """The collectives of one process set, under the names of one optimizer, with every byte counted.
+
+    A process outside the set is alone: a set of one rank, which sends nothing.
+    """
+
+    def __init__(self, process_set: Any, prefix: str, ledger: Ledger) -> None:
+        self._set = process_set
+        self._prefix = prefix
+        self._ledger = ledger
+        included = process_set.included()
+        self.ranks: int = process_set.size() if included else 1
+        self.rank: int = process_set.rank() if included else 0
+
+    @property
+    def resized(self) -> bool:
+        """Whether the set has another number of ranks than when this was made."""
+        return self._set.included() and self._set.size() != self.ranks
+
+    def all_reduce(self, tensor: Tensor, name: str, *, average: bool = False) -> Pending:
+        """Sum (or average) `tensor` over ranks, in place. int32, int64, float16, float32 or float64."""
+        self._ledger.sent(ring_all_reduce_bytes(tensor.nbytes, self.ranks))
+        op = hvd.Average if average else hvd.Sum
+        return Pending(hvd.allreduce_async_(tensor, op=op, name=self._name(name), process_set=self._set))
+
+    def all_gather(self, part: Tensor, name: str, total_bytes: int | None = None) -> Pending:
+        """The parts of all ranks, in rank order, as one flat tensor.
+
+        `total_bytes` is its length, for the ledger; where nobody knows it, all parts are taken to be like this one.
+        """
+        self._ledger.sent((total_bytes or part.nbytes * self.ranks) * (self.ranks - 1) // self.ranks)
+        return Pending(hvd.allgather_async(part, name=self._name(name), process_set=self._set))
+
+    def all_to_all(self, parts: Sequence[Tensor], name: str) -> Pending:
+        """Send ``parts[r]``, flat, to rank r; gives (what came, elements from each rank)."""
+        sizes = torch.tensor([part.numel() for part in parts], dtype=torch.int32)
+        self._ledger.sent(sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank))
+        joined = torch.cat(list(parts))
+        return Pending(hvd.alltoall_async(joined, splits=sizes, name=self._name(name), process_set=self._set))
+
+    def gather_if_different(self, value: Any, name: str) -> list[Any]:
+        """The JSON values of all ranks, in rank order; just this rank's if all are equal. Blocks."""
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        digest = torch.frombuffer(bytearray(hashlib.sha256(bytes(text.tolist())).digest()), dtype=torch.uint8)
+        summary = torch.cat([digest.view(torch.int64), torch.tensor([text.numel()])])
+        summaries = self._gather(summary, name + ".digest").view(self.ranks, -1)
+        if bool((summaries == summary).all()):
+            return [value]
+        parts = self._gather(text, name).split(summaries[:, -1].tolist())
+        return [json.loads(bytes(part.tolist())) for part in parts]
+
+    def _gather(self, part: Tensor, name: str) -> Tensor:
+        return hvd.allgather(part, name=self._name(name), process_set=self._set)
+
+    def _name(self, name: str) -> str:
+        return f"{self._prefix}.{name}"
+
+
+def all_gather(wire: Wire, name: str, part: Tensor, sizes: Sequence[int]) -> Generator[Pending, Any, list[Tensor]]:
+    """Give every rank the uint8 parts, of `sizes` bytes, of all ranks."""
+    joined = yield wire.all_gather(part, name, sum(sizes))
+    return list(joined.split(list(sizes)))
+
+
+def two_phase(
+    wire: Wire, name: str, parts: Sequence[Tensor], merge: Callable[[list[Tensor]], Tensor], sizes: Sequence[int]
+) -> Generator[Pending, Any, list[Tensor]]:
+    """Send ``parts[r]`` to rank r, `merge` what came from each rank to one uint8 part, and give every rank all of them.
+
+    The merged part of rank r has ``sizes[r]`` bytes.
+    """
+    joined, lengths = yield wire.all_to_all(parts, name + ".scatter")
+    merged = merge(list(joined.split(lengths.tolist())))
+    return (yield from all_gather(wire, name + ".gather", merged, sizes))

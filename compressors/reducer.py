@@ -1,0 +1,204 @@
+"""One exchange of all gradients, from the first that is ready to the sums in ``.grad``.
+
+A step is a transaction. If any rank's gradient is not finite, or a sum is not, every rank finds out, nothing that
+is remembered changes, and all gradients become NaN, which clipping and loss scalers understand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from compressors import kernels
+from compressors.buckets import Bucket, gradient
+from compressors.channels import Channel, CodecChannel, CooperativeChannel, RowsChannel, Stage
+from compressors.codec import Codec, Cooperative
+from compressors.codecs.rows import SparseRows
+from compressors.codecs.topk import TopK
+from compressors.correction import TopKChannel
+from compressors.exchange import Exchange, Pending, Wire
+from compressors.ledger import Ledger, ring_all_reduce_bytes
+
+
+def _open_channel(bucket: Bucket, wire: Wire) -> Channel:
+    compressor = bucket.compressor
+    if isinstance(compressor, TopK):
+        return TopKChannel(bucket, compressor, wire)
+    if isinstance(compressor, Codec):
+        return CodecChannel(bucket, compressor, wire)
+    if isinstance(compressor, SparseRows):
+        return RowsChannel(bucket, compressor, wire)
+    assert isinstance(compressor, Cooperative)
+    return CooperativeChannel(bucket, compressor, wire)
+
+
+class _Task:
+    """An exchange under way in one channel."""
+
+    def __init__(self, channel: Channel, exchange: Exchange) -> None:
+        self.channel = channel
+        self.total: Tensor | None = None
+        self._exchange = exchange
+        self.pending: Pending | None = next(exchange)
+
+    def advance(self, result: object) -> None:
+        """Go on with the result of `pending`, to the next operation or to `total`."""
+        try:
+            self.pending = self._exchange.send(result)
+        except StopIteration as end:
+            self.pending, self.total = None, end.value
+
+
+class Reducer:
+    """Sums (or averages) gradients over the ranks of `wire`, bucket by bucket, as they get ready.
+
+    `scale` gives the factor by which gradients are multiplied (the loss scale), `stage` what is to be exchanged; both
+    are asked at the first gradient of a step.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        wire: Wire,
+        ledger: Ledger,
+        *,
+        average: bool,
+        scale: Callable[[], float],
+        stage: Callable[[], Stage],
+    ) -> None:
+        self.channels: list[Channel] = [_open_channel(bucket, wire) for bucket in buckets]
+        self.steps = 0
+        """Exchanges completed; skipped steps do not count."""
+        self.skipped = False
+        """Whether the last exchange met a gradient that is not finite."""
+        self._wire = wire
+        self._ledger = ledger
+        self._average = average
+        self._loss_scale = scale
+        self._next_stage = stage
+        self._channel_of = {
+            parameter: channel for channel in self.channels for _, parameter in channel.bucket.parameters
+        }
+        self._numel = sum(bucket.numel for bucket in buckets)
+        self._bucketed = any(bucket.compressor.bucketed for bucket in buckets)
+        self.reset()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether gradients of a step are ready or on their way."""
+        return bool(self._ready)
+
+    def reset(self) -> None:
+        """Forget the step under way."""
+        self._ready: set[Parameter] = set()
+        self._tasks: list[_Task] = []
+        self._vote: Pending | None = None
+        self._finite = True
+        self._scale = 1.0
+        self._stage = Stage()
+
+    @torch.no_grad()
+    def ready(self, parameter: Parameter) -> None:
+        """The gradient of `parameter` will not change any more: send its bucket if it was the last one of it.
+
+        Never blocks. Buckets become ready in different orders on different ranks.
+        """
+        channel = self._channel_of.get(parameter)
+        if channel is None or self._wire.ranks == 1:
+            return
+        if not self._ready:
+            self._scale, self._stage = self._loss_scale(), self._next_stage()
+        assert parameter not in self._ready, "gradient sent twice in a step"
+        self._ready.add(parameter)
+        if all(other in self._ready for _, other in channel.bucket.parameters):
+            self._launch(channel)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait until the gradients are the sums over ranks. Every gradient must be ready."""
+        if self._wire.ranks == 1:
+            self.skipped = not self._complete_alone()
+            self.steps += not self.skipped
+            self._ledger.close_step(0)
+        elif self._ready:
+            assert len(self._tasks) == len(self.channels), "finish() before every gradient was ready"
+            self.skipped = not self._complete()
+            self.steps += not self.skipped
+            self._ledger.close_step(ring_all_reduce_bytes(4 * self._numel, self._wire.ranks))
+            self.reset()
+
+    def _complete_alone(self) -> bool:
+        held = [parameter.grad for parameter in self._channel_of if parameter.grad is not None]
+        if not all(kernels.all_finite(grad) for grad in held):
+            return False
+        stage = self._next_stage()
+        if stage == Stage():  # else the optimizer makes its own momentum
+            scale = self._loss_scale()
+            for channel in self.channels:
+                if isinstance(channel, TopKChannel) and channel.momentum is not None:
+                    channel.load(1.0 / scale, stage)
+                    channel.bucket.write(channel.alone(), scale)
+                    channel.commit()
+        return True
+
+    def _launch(self, channel: Channel) -> None:
+        with self._ledger.timed("encode"):
+            self._finite &= channel.load(1.0 / self._scale_of(channel), self._stage)
+            self._tasks.append(_Task(channel, channel.run(self.steps)))
+        # Gradients that are sent as they are show in the sum that they are not finite; all others need a vote.
+        needs_vote = self._bucketed or self._stage.outgoing is not None
+        if needs_vote and len(self._tasks) == len(self.channels):
+            vetoes = torch.tensor([not self._finite], dtype=torch.int32)
+            self._vote = self._wire.all_reduce(vetoes, "vetoes")
+
+    def _complete(self) -> bool:
+        if self._vote is not None:
+            with self._ledger.timed("exchange"):
+                vetoes = int(self._vote.wait())
+            if vetoes:
+                self._drain()
+                return self._spoil()
+        self._drive()
+        totals = [task.total for task in self._tasks]
+        with self._ledger.timed("decode"):
+            # All ranks hold the same bits and come to the same answer.
+            if not all(kernels.all_finite(total) for total in totals if total is not None):
+                return self._spoil()
+            self._write()
+        return True
+
+    def _drive(self) -> None:
+        """Go from phase to phase: the next operations of all buckets are submitted before any is waited for."""
+        tasks = sorted(self._tasks, key=lambda task: task.channel.bucket.index)
+        while tasks:
+            for task in tasks:
+                assert task.pending is not None
+                with self._ledger.timed("exchange"):
+                    result = task.pending.wait()
+                with self._ledger.timed("decode"):
+                    task.advance(result)
+            tasks = [task for task in tasks if task.pending is not None]
+
+    def _drain(self) -> None:
+        for task in self._tasks:
+            assert task.pending is not None
+            with self._ledger.timed("exchange"):
+                task.pending.wait()
+
+    def _write(self) -> None:
+        for task in self._tasks:
+            assert task.total is not None
+            factor = self._scale_of(task.channel) / (self._wire.ranks if self._average else 1)
+            task.channel.bucket.write(task.total, factor)
+            task.channel.commit()
+
+    def _spoil(self) -> bool:
+        for parameter in self._channel_of:
+            gradient(parameter).fill_(float("nan"))
+        return False
+
+    def _scale_of(self, channel: Channel) -> float:
+        return self._scale if channel.unscales or self._stage.outgoing is not None else 1.0
