@@ -109,11 +109,10 @@ def train(
     Alone it runs on one process; under `horovodrun` or `mpirun` on all ranks. SIGTERM or SIGUSR1 finishes the
     step, saves, and exits with code 75.
     """
-    from hvd_novel.config import load
-    from hvd_novel.model.build import architecture_problems
+    from hvd_novel.train.run import load_config
     from hvd_novel.train.run import train as run
 
-    finished = run(load(config, overrides or [], architecture_problems), Console())
+    finished = run(load_config(config, overrides or []), Console())
     raise typer.Exit(OK if finished else REQUEUE)
 
 

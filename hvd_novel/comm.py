@@ -145,5 +145,11 @@ def leave(code: int) -> NoReturn:
 
 
 def distributed(wrap: Callable[..., Any], optimizer: torch.optim.Optimizer, **options: Any) -> Any:
-    """Wrap `optimizer` so that synchronising sums the gradients of all ranks."""
-    return wrap(optimizer, op=hvd.Sum, **options)
+    """Wrap `optimizer` so that synchronising sums the gradients of all ranks.
+
+    Raises UserError if it does not go with the options.
+    """
+    try:
+        return wrap(optimizer, op=hvd.Sum, **options)
+    except ValueError as error:
+        raise UserError(f"optimizer and compression do not go together: {error}") from None

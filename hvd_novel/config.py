@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,8 @@ Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
-ModelCheck = Callable[[Any], list[tuple[str, str]]]
+SectionCheck = Callable[[Any], list[tuple[str, str]]]
+"""Takes a raw section and returns (key, problem) pairs: what only those who use the section can know."""
 
 
 class Section(BaseModel):
@@ -83,8 +84,12 @@ class BatchConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW (Loshchilov & Hutter 2019)."""
+    """AdamW (Loshchilov & Hutter 2019), or one of its two kin that exchange momentum instead of gradients."""
 
+    name: Literal["adamw", "onebit-adam", "topk-adam"] = "adamw"
+    """onebit-adam goes with `compression: {name: onebit}`, topk-adam with `{name: topk, momentum: <first beta>}`."""
+    freeze_step: Positive | None = None
+    """Dense steps before the variance is frozen (onebit-adam, topk-adam); null waits until it is stable."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
@@ -126,10 +131,20 @@ class ComputeConfig(Section):
     """CPU threads of each rank; null shares the cores that this process may use among the node's ranks."""
 
 
-class CompressionConfig(Section):
-    """What crosses the wire."""
+class CompressionConfig(BaseModel):
+    """What crosses the wire: a compressor of the `compressors` package by `name`, and its options.
 
-    name: Literal["none", "fp16"] = "none"
+    `{name: topk, density: 0.01}`, or with `policies`, see compressors/README.md.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    name: str = "none"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `compressors.get` takes besides the name."""
+        return dict(self.model_extra or {})
 
 
 class EvaluateConfig(Section):
@@ -210,10 +225,10 @@ for _resolvers in _Loader.yaml_implicit_resolvers.values():
     _resolvers.sort(key=lambda resolver: resolver[0].endswith(":float"))
 
 
-def load(path: Path, overrides: list[str], check_model: ModelCheck) -> Config:
+def load(path: Path, overrides: list[str], checks: Mapping[str, SectionCheck]) -> Config:
     """Read `path`, apply `overrides` (``a.b=value``, the value in YAML) and validate the whole.
 
-    `check_model` knows the architectures: it takes the raw model section and returns (key, problem) pairs.
+    `checks` look closer at the sections whose keys depend on what is chosen there (model, compression).
     Raises UserError with one line per problem: file and line (or the override), key, what is wrong, and the
     nearest valid name for an unknown key.
     """
@@ -227,7 +242,8 @@ def load(path: Path, overrides: list[str], check_model: ModelCheck) -> Config:
         config = Config.model_validate(tree)
     except ValidationError as error:
         problems = [_problem(item) for item in error.errors()]
-    problems += [(("model", key), text) for key, text in check_model(tree.get("model"))]
+    for section, check in checks.items():
+        problems += [((section, key), text) for key, text in check(tree.get(section))]
     if problems:
         report = [f"  {_place(key, places, str(path))}: {'.'.join(key)}: {text}" for key, text in problems]
         raise UserError("\n".join(["the configuration cannot be used:", *report]))

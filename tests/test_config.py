@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hvd_novel.config import Config, dump, load
+from hvd_novel.config import Config, dump
 from hvd_novel.errors import UserError
-from hvd_novel.model.build import architecture_problems
+from hvd_novel.train.run import load_config
 
 MINIMAL = """\
 run: {dir: runs/a}
@@ -23,7 +23,7 @@ schedule:
 def read(tmp_path: Path, text: str, *overrides: str) -> Config:
     path = tmp_path / "run.yaml"
     path.write_text(text, encoding="utf-8")
-    return load(path, list(overrides), architecture_problems)
+    return load_config(path, list(overrides))
 
 
 def test_defaults_file_and_overrides_in_that_order(tmp_path: Path) -> None:
@@ -78,6 +78,9 @@ def test_all_problems_are_reported_at_once_with_place_and_hint(tmp_path: Path) -
         (MINIMAL.replace("warmup_steps: 10", "warmup_steps: 100"), "must be smaller than steps"),
         (MINIMAL + "optimizer: {lr: '0.1'}\n", "optimizer.lr"),
         (MINIMAL + "run.deterministic: yes\n", "unknown key"),
+        (MINIMAL + "compression: {name: topp}\n", "unknown compressor 'topp'; available: bf16, fp16"),
+        (MINIMAL + "compression: {name: topk, densty: 0.1}\n", "densty"),
+        (MINIMAL + "compression: {name: topk, density: 2.0}\n", "density"),
     ],
 )
 def test_faults_are_named(tmp_path: Path, text: str, part: str) -> None:
@@ -94,7 +97,7 @@ def test_malformed_overrides(tmp_path: Path, override: str) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="absent.yaml does not exist"):
-        load(tmp_path / "absent.yaml", [], architecture_problems)
+        load_config(tmp_path / "absent.yaml", [])
 
 
 def test_dump_reads_back_equal(tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ class Checkpoint:
         """See `state.optimizer_tensors`."""
         return load_file(self.folder / "optimizer.safetensors")
 
-    def random(self, rank: int) -> dict[str, torch.Tensor]:
-        """The generators of `rank`."""
-        prefix = f"{rank}."
-        states = load_file(self.folder / "random.safetensors")
-        return {key.removeprefix(prefix): value for key, value in states.items() if key.startswith(prefix)}
+    def rank_states(self, rank: int, size: int) -> list[dict[str, Any]]:
+        """What each rank had alone: for the same number of ranks that of `rank`, otherwise that of all of them."""
+        written = range(self.facts["world_size"])
+        needed = [rank] if size == len(written) else written
+        paths = [self.folder / "ranks" / writer.rank_file(other) for other in needed]
+        return [torch.load(path, map_location="cpu", weights_only=True) for path in paths]
 
     def trainer(self) -> dict[str, Any]:
         """Step, loss scale and counters."""

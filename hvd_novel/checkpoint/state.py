@@ -7,6 +7,7 @@ are kept for every rank.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import torch
 
@@ -29,6 +30,17 @@ def load_optimizer_tensors(
         name, key = entry.rsplit("|", 1)
         parameter = parameters[name]
         optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+
+
+def group_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What the parameter groups remember besides their parameters, as JSON values."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def load_group_numbers(optimizer: torch.optim.Optimizer, numbers: list[dict[str, Any]]) -> None:
+    """Undo `group_numbers`."""
+    for group, saved in zip(optimizer.param_groups, numbers, strict=True):
+        group.update(saved)
 
 
 def random_state() -> dict[str, torch.Tensor]:

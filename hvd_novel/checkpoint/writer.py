@@ -1,22 +1,28 @@
 """Writing checkpoints. Layout of a run's ``checkpoints/``:
 
-step-00000100/            model.safetensors, config.json ...   the model in its own Hugging Face format
-                          tokenizer files
-                          optimizer.safetensors                 see `state.optimizer_tensors`
-                          random.safetensors                    generators, ``{rank}.{cpu|cuda}``
-                          trainer.json                          step, loss scale, counters
-                          MANIFEST.json                         written last
-latest                    the name of the newest one, swapped atomically
+    step-00000100/            model.safetensors, config.json ...   the model in its own Hugging Face format
+                              tokenizer files
+                              optimizer.safetensors                 see `state.optimizer_tensors`
+                              ranks/rank-00000.pt ...               what each rank has alone: generators, residuals
+                              trainer.json                          step, loss scale, counters
+                              MANIFEST.json                         written last
+    latest                    the name of the newest one, swapped atomically
+
+Every rank takes part: `begin` on one, then `write_rank` on all, then `commit` on one. Until then nothing that was
+there before is touched.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -27,43 +33,48 @@ from hvd_novel.files import replace_text
 _ASIDE = ".writing-"
 
 
-def save(
+def begin(folder: Path, step: int) -> None:
+    """Make room for checkpoint `step` in `folder`. Raises UserError if it cannot be written, like all here."""
+    aside = _aside(folder, step)
+    with _explained(folder, step):
+        shutil.rmtree(aside, ignore_errors=True)
+        (aside / "ranks").mkdir(parents=True)
+
+
+def write_rank(folder: Path, step: int, rank: int, state: dict[str, Any]) -> None:
+    """Write what `rank` has alone: a dict of tensors, numbers, strings and dicts of such."""
+    ranks = _aside(folder, step) / "ranks"
+    if not ranks.is_dir():
+        raise UserError(f"rank {rank} does not see {folder}: run.dir must be on a file system that all ranks share")
+    with _explained(folder, step):
+        torch.save(state, ranks / rank_file(rank))
+
+
+def commit(
     folder: Path,
     step: int,
     *,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     optimizer: dict[str, torch.Tensor],
-    random: list[dict[str, torch.Tensor]],
     trainer: dict[str, Any],
     facts: dict[str, Any],
     keep: int,
 ) -> Path:
-    """Write checkpoint `step` into `folder` and drop all but the newest `keep`; returns the checkpoint's folder.
+    """Write what all ranks have in common, make the checkpoint valid, and drop all but the newest `keep`.
 
-    Called on one rank; `random` holds the generators of all ranks, `facts` go into the manifest. Nothing that was
-    there before is touched until the new one is whole. Raises UserError if it cannot be written.
+    `facts` go into the manifest. Returns the checkpoint's folder.
     """
-    target, aside = folder / name(step), folder / f"{_ASIDE}{name(step)}"
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+    target, aside = folder / name(step), _aside(folder, step)
+    with _explained(folder, step):
         model.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
         save_file(optimizer, aside / "optimizer.safetensors")
-        by_rank = {f"{rank}.{key}": value for rank, state in enumerate(random) for key, value in state.items()}
-        save_file(by_rank, aside / "random.safetensors")
         (aside / "trainer.json").write_text(json.dumps(trainer, indent=1), encoding="utf-8")
-        manifest.write(aside, {"step": step, "world_size": len(random), **facts})
+        manifest.write(aside, {"step": step, **facts})
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step, which resume passed over
         aside.rename(target)
         replace_text(folder / "latest", f"{target.name}\n")
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise UserError(
-            f"cannot write checkpoint {target}: {error.strerror or error}; earlier checkpoints are untouched. "
-            "Free some space or mend the folder's permissions, then start the same command again to resume"
-        ) from None
     for old in steps(folder)[:-keep]:
         shutil.rmtree(folder / name(old), ignore_errors=True)
     return target
@@ -72,6 +83,11 @@ def save(
 def name(step: int) -> str:
     """Folder name of a checkpoint."""
     return f"step-{step:08d}"
+
+
+def rank_file(rank: int) -> str:
+    """File name of what a rank has alone."""
+    return f"rank-{rank:05d}.pt"
 
 
 def steps(folder: Path) -> list[int]:
@@ -83,3 +99,21 @@ def remove_unfinished(folder: Path) -> None:
     """Delete what a killed writer left behind."""
     for path in folder.glob(f"{_ASIDE}*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _aside(folder: Path, step: int) -> Path:
+    return folder / f"{_ASIDE}{name(step)}"
+
+
+@contextmanager
+def _explained(folder: Path, step: int) -> Iterator[None]:
+    """Turn a failure to write into a UserError, and remove what was written."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors wrap errors of the disk
+        shutil.rmtree(_aside(folder, step), ignore_errors=True)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(
+            f"cannot write checkpoint {folder / name(step)}: {reason}; earlier checkpoints are untouched. "
+            "Free some space or mend the folder's permissions, then start the same command again to resume"
+        ) from None

@@ -61,6 +61,8 @@ class ConsoleSink:
         trained = sum(r["trained_tokens"] for r in self._interval)
         loss = sum(r["loss"] * r["trained_tokens"] for r in self._interval) / trained
         rate = sum(r["tokens"] for r in self._interval) / max(1e-9, sum(r["seconds"] for r in self._interval))
+        sent = sum(r["bytes_sent"] for r in self._interval) / len(self._interval)
+        ratio = sum(r["compression_ratio"] for r in self._interval) / len(self._interval)
         skipped = sum(not r["updated"] for r in self._interval)
         parts = [
             f"step {last['step']}/{self._steps}",
@@ -70,6 +72,7 @@ class ConsoleSink:
             f"{short(rate)} tokens/s",
             f"{short(last['total_trained_tokens'])} tokens",
             f"epoch {last['epoch']:.2f}",
+            f"sent {short(sent)}B/step ({ratio:.3g}x)",
             f"memory {last['memory_bytes'] / 2**30:.2f} GiB",
             f"eta {duration(seconds_left)}",
         ]

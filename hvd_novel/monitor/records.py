@@ -6,6 +6,8 @@ A record is a flat dict with ``kind`` and ``step`` (completed optimizer steps). 
 |------------|-----------------------------------------------------------------------------------------------|
 | train      | loss (nats per trained token, all ranks), grad_norm (before clipping), lr, epoch (fraction),  |
 |            | tokens and trained_tokens (this step, all ranks), total_trained_tokens, packs (all ranks),    |
+|            | bytes_sent (gradients on the wire, all ranks), compression_ratio (bytes of a fp32 ring        |
+|            | allreduce / bytes sent; 1 on one rank),                                                       |
 |            | seconds, tokens_per_second (all ranks), memory_bytes (peak, this rank), updated (0: the       |
 |            | gradient was not finite and the step left the parameters alone)                               |
 | eval       | loss, perplexity, bits_per_token, bits_per_character, tokens, characters, seconds             |

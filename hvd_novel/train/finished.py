@@ -12,14 +12,13 @@ from hvd_novel import comm
 from hvd_novel.checkpoint import resume
 from hvd_novel.checkpoint.resume import Checkpoint
 from hvd_novel.config import Config
-from hvd_novel.config import load as load_config
 from hvd_novel.corpus.genres import GENRES, recognise
 from hvd_novel.corpus.store import TokenStore
 from hvd_novel.errors import UserError
 from hvd_novel.model import attention, build, export
 from hvd_novel.train.evaluate import evaluate, unigram
 from hvd_novel.train.generate import Sampling, generate
-from hvd_novel.train.run import open_store, set_up_device
+from hvd_novel.train.run import load_config, open_store, set_up_device
 from hvd_novel.train.run_folder import RunFolder
 
 _ALONE = comm.Topology(rank=0, size=1, local_rank=0, local_size=1)
@@ -116,4 +115,4 @@ def _config(run: Path, device: str | None) -> Config:
     folder = RunFolder(run)
     trained_on = folder.load_tree().get("compute", {}).get("device", "auto")
     chosen = device or ("auto" if trained_on == "cuda" else trained_on)
-    return load_config(folder.config, [f"compute.device={chosen}", "compute.threads=null"], build.architecture_problems)
+    return load_config(folder.config, [f"compute.device={chosen}", "compute.threads=null"])

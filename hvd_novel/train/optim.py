@@ -1,4 +1,4 @@
-"""AdamW's parameter groups and the learning-rate schedule."""
+"""The optimizer with its parameter groups, its compression, and the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+import compressors
 from hvd_novel.config import OptimizerConfig, ScheduleConfig
 
 
@@ -34,9 +35,25 @@ def parameter_groups(model: torch.nn.Module, config: OptimizerConfig) -> list[di
     ]
 
 
-def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over `parameter_groups`."""
-    return torch.optim.AdamW(parameter_groups(model, config), lr=config.lr, betas=config.betas, eps=config.eps)
+def make_optimizer(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer called `config.name` over `parameter_groups`."""
+    groups = parameter_groups(model, config)
+    settings: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    if config.name == "adamw":
+        return torch.optim.AdamW(groups, **settings)
+    kind = {"onebit-adam": compressors.OneBitAdam, "topk-adam": compressors.TopKAdam}[config.name]
+    return kind(groups, **settings, freeze_step=config.freeze_step)
+
+
+def compression_problems(section: Any) -> list[tuple[str, str]]:
+    """What is wrong with a raw compression section, as (key, problem) pairs."""
+    if not isinstance(section, dict):
+        return []
+    try:
+        compressors.get(**{"name": "none", **section})
+    except (ValueError, TypeError) as error:
+        return [("name", str(error))]
+    return []
 
 
 def learning_rate(step: int, peak: float, schedule: ScheduleConfig) -> float:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 import compressors
 from hvd_novel import comm
+from hvd_novel import config as configuration
 from hvd_novel.checkpoint import resume, state, writer
 from hvd_novel.checkpoint.resume import Checkpoint
 from hvd_novel.config import ComputeConfig, Config
@@ -23,7 +24,7 @@ from hvd_novel.monitor.console import ConsoleSink
 from hvd_novel.monitor.records import MetricsFile, Sink, TensorBoard
 from hvd_novel.sharding.plan import Plan, check_pack_size
 from hvd_novel.train.callbacks import Evaluate, Sample, Save
-from hvd_novel.train.optim import adamw
+from hvd_novel.train.optim import compression_problems, make_optimizer
 from hvd_novel.train.run_folder import RunFolder
 from hvd_novel.train.trainer import Trainer
 
@@ -71,13 +72,14 @@ def train(config: Config, console: Console) -> bool:
         "train.model",
     )
     comm.broadcast_parameters(model)
+    scaler = torch.amp.GradScaler(device.type, enabled=config.compute.precision == "fp16")
     optimizer = comm.distributed(
         compressors.DistributedOptimizer,
-        adamw(model, config.optimizer),
+        make_optimizer(model, config.optimizer),
         named_parameters=model.named_parameters(),
-        compression=compressors.get(config.compression.name),
+        compression=compressors.get(config.compression.name, **config.compression.options),
+        scaler=scaler,
     )
-    scaler = torch.amp.GradScaler(device.type, enabled=config.compute.precision == "fp16")
     train_split = store.split("train")
     plan = comm.together(
         lambda: Plan(
@@ -135,6 +137,12 @@ def train(config: Config, console: Console) -> bool:
             )
     _fit(trainer, folder)
     return not trainer.preempted
+
+
+def load_config(path: Path, overrides: list[str]) -> Config:
+    """The configuration in `path` with `overrides`, checked to the last key. Raises UserError."""
+    checks = {"model": build.architecture_problems, "compression": compression_problems}
+    return configuration.load(path, overrides, checks)
 
 
 def set_up_device(compute: ComputeConfig, deterministic: bool, topology: comm.Topology) -> torch.device:

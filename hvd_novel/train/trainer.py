@@ -85,17 +85,24 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint of this moment; on every rank, returns or fails on all of them together."""
-        random = comm.all_gather_object(state.random_state(), "checkpoint.random")
-        return comm.together(lambda: self._write(random), "checkpoint.write")
+        checkpoints, rank = self.folder.checkpoints, self.topology.rank
+        alone = {"random": state.random_state(), "compression": self.optimizer.compression_state_dict()}
+        comm.together(lambda: writer.begin(checkpoints, self.step) if rank == 0 else None, "checkpoint.begin")
+        comm.together(lambda: writer.write_rank(checkpoints, self.step, rank, alone), "checkpoint.rank")
+        comm.together(lambda: self._commit() if rank == 0 else None, "checkpoint.commit")
+        return checkpoints / writer.name(self.step)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from `checkpoint`, whose weights the model already has."""
-        state.load_optimizer_tensors(self.optimizer, self.model, checkpoint.optimizer())
         trainer = checkpoint.trainer()
+        state.load_optimizer_tensors(self.optimizer, self.model, checkpoint.optimizer())
+        state.load_group_numbers(self.optimizer, trainer["optimizer_groups"])
+        ranks = checkpoint.rank_states(self.topology.rank, self.topology.size)
+        self.optimizer.load_compression_state_dict([alone["compression"] for alone in ranks])
         self.step, self.total_trained_tokens = trainer["step"], trainer["total_trained_tokens"]
         self.scaler.load_state_dict(trainer["scaler"])
         if checkpoint.facts["world_size"] == self.topology.size:
-            state.set_random_state(checkpoint.random(self.topology.rank))
+            state.set_random_state(ranks[0]["random"])
         else:
             state.seed_rank(self.config.run.seed, self.step, self.topology.rank)
 
@@ -114,7 +121,10 @@ class Trainer:
             compute=self.config.compute,
             clip_norm=self.config.optimizer.clip_norm,
         )
-        loss_sum, signalled = comm.all_reduce_sum([result.loss_sum, float(self._signalled)], "train.step")
+        sent = self.optimizer.ledger.last
+        loss_sum, signalled, bytes_sent, bytes_dense = comm.all_reduce_sum(
+            [result.loss_sum, float(self._signalled), sent.bytes_sent, sent.bytes_dense], "train.step"
+        )
         self.preempted = signalled > 0
         self.step += 1
         self.total_trained_tokens += planned.trained_tokens
@@ -130,6 +140,8 @@ class Trainer:
             "trained_tokens": planned.trained_tokens,
             "total_trained_tokens": self.total_trained_tokens,
             "packs": sum(len(packs) for packs in planned.packs),
+            "bytes_sent": int(bytes_sent),
+            "compression_ratio": bytes_dense / bytes_sent if bytes_sent else 1.0,
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
             "memory_bytes": _peak_memory(self.model.device),
@@ -144,23 +156,20 @@ class Trainer:
                 "lower optimizer.lr or use compute.precision=bf16. The last checkpoint is untouched"
             )
 
-    def _write(self, random: list[dict[str, torch.Tensor]]) -> Path:
-        target = self.folder.checkpoints / writer.name(self.step)
-        if self.topology.rank != 0:
-            return target
-        return writer.save(
+    def _commit(self) -> None:
+        writer.commit(
             self.folder.checkpoints,
             self.step,
             model=self.model,
             tokenizer=self.tokenizer,
             optimizer=state.optimizer_tensors(self.optimizer, self.model),
-            random=random,
             trainer={
                 "step": self.step,
                 "total_trained_tokens": self.total_trained_tokens,
                 "scaler": self.scaler.state_dict(),
+                "optimizer_groups": state.group_numbers(self.optimizer),
             },
-            facts={"store_fingerprint": self.store.fingerprint},
+            facts={"world_size": self.topology.size, "store_fingerprint": self.store.fingerprint},
             keep=self.config.checkpoint.keep,
         )
 

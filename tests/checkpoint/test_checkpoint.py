@@ -24,15 +24,17 @@ def save(folder: Path, step: int, model: PreTrainedModel, tokenizer: PreTrainedT
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 0.1 * step)
     optimizer.step()
-    return writer.save(
+    writer.begin(folder, step)
+    for rank in range(2):
+        writer.write_rank(folder, step, rank, {"random": state.random_state(), "compression": {"rank": rank}})
+    return writer.commit(
         folder,
         step,
         model=model,
         tokenizer=tokenizer,
         optimizer=state.optimizer_tensors(optimizer, model),
-        random=[state.random_state(), state.random_state()],
         trainer={"step": step},
-        facts={"store_fingerprint": "abc"},
+        facts={"world_size": 2, "store_fingerprint": "abc"},
         keep=keep,
     )
 
@@ -50,7 +52,9 @@ def test_newest_is_found_with_all_it_holds(saved: Path) -> None:
     assert (found.step, faults) == (20, [])
     assert found.facts["world_size"] == 2
     assert found.trainer() == {"step": 20}
-    assert found.random(1)["cpu"].dtype == torch.uint8
+    assert [alone["compression"] for alone in found.rank_states(1, 2)] == [{"rank": 1}]
+    assert [alone["compression"] for alone in found.rank_states(0, 3)] == [{"rank": 0}, {"rank": 1}]
+    assert found.rank_states(1, 2)[0]["random"]["cpu"].dtype == torch.uint8
     assert (saved / "latest").read_text() == "step-00000020\n"
 
 
@@ -79,7 +83,7 @@ def test_ranks_draw_different_numbers() -> None:
     assert len(set(draws)) == 3
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json", "MANIFEST.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "ranks/rank-00001.pt", "MANIFEST.json"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_checkpoint_is_passed_over(saved: Path, name: str, damage: str) -> None:
     path = saved / "step-00000020" / name

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,19 +34,37 @@ def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str], timeo
     raise AssertionError(f"step {step} was not reached in {timeout} s")
 
 
+def last_record(folder: Path) -> dict[str, Any]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [record for record in records if record["kind"] == "train"][-1]
+
+
 def weights(folder: Path, step: int = 14) -> bytes:
     return (folder / "checkpoints" / f"step-{step:08d}" / "model.safetensors").read_bytes()
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("launcher", "ranks", "precision"),
-    [("plain", 1, "fp16"), ("mpirun", 2, "fp32"), ("horovodrun --gloo", 2, "bf16")],
+    ("launcher", "ranks", "sections"),
+    [
+        ("plain", 1, {"compute": {"precision": "fp16"}}),
+        ("mpirun", 2, {"compression": {"name": "topk", "density": 0.05}}),
+        (
+            "horovodrun --gloo",
+            2,
+            {
+                "compute": {"precision": "bf16"},
+                "compression": {"name": "onebit"},
+                "optimizer": {"name": "onebit-adam", "freeze_step": 5},
+            },
+        ),
+    ],
+    ids=["fp16", "topk", "onebit-adam"],
 )
 def test_killed_and_resumed_equals_uninterrupted(
-    write_config: Callable[..., Path], tmp_path: Path, launcher: str, ranks: int, precision: str
+    write_config: Callable[..., Path], tmp_path: Path, launcher: str, ranks: int, sections: dict[str, dict[str, Any]]
 ) -> None:
-    sections = SECTIONS | {"compute": {"precision": precision}}
+    sections = SECTIONS | sections
     whole = hvd_novel("train", write_config("whole", **sections), launcher=launcher, ranks=ranks)
     assert whole.code == 0, whole.output
 
@@ -61,6 +80,8 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert "resuming at step" in resumed.output
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    if ranks > 1:
+        assert last_record(tmp_path / "killed")["compression_ratio"] > 3, "the compressed stage was meant to be reached"
 
 
 @pytest.mark.timeout(600)

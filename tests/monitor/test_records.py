@@ -25,6 +25,8 @@ def train(step: int, **values: float) -> dict:
         "trained_tokens": 90,
         "total_trained_tokens": 90 * step,
         "packs": 2,
+        "bytes_sent": 2000,
+        "compression_ratio": 32.0,
         "seconds": 0.5,
         "tokens_per_second": 200.0,
         "memory_bytes": 2**30,
