@@ -47,7 +47,7 @@ def main(file: Path) -> None:
     generator = torch.Generator().manual_seed(hvd.rank())  # other places on every rank
     model = Model()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    optimizer = compressors.DistributedOptimizer(optimizer, model.named_parameters(), compressors.OneBit())
+    optimizer = compressors.DistributedOptimizer(optimizer, model.named_parameters(), compressors.QSGD())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     for step in range(STEPS):
         inputs, targets = batch(text, generator)
