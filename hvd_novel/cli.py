@@ -43,14 +43,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 Device = Annotated[Optional[str], typer.Option(help="cpu or cuda; default: as in the run.")]  # noqa: UP045
 
 
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    """Options before the verb."""
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"hvd-novel {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the verb."""
 
 
 @app.command()
@@ -148,14 +153,14 @@ def evaluate(run: Run, step: Step = None, device: Device = None, as_json: AsJson
 @app.command()
 def generate(
     run: Run,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+    prompt: Annotated[str, typer.Option(help="Text to continue; `<|chapter_sep|>` may stand in it.")] = "",
     genre: Annotated[
         str, typer.Option(help="fantasy, romance, urban, scifi, ... (aliases such as 玄幻 work)")
     ] = "unknown",
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the most likely token each time.")] = 0.8,
     top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the probability drawn from.")] = 0.95,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 200,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")] = 0,
     step: Step = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -191,9 +196,9 @@ def export(
 
     used, difference = export_run(run, out, step=step)
     if as_json:
-        print(json.dumps({"out": str(out), "step": used, "largest_logit_difference": difference}))
+        print(json.dumps({"out": str(out), "step": used, "relative_logit_difference": difference}))
     else:
-        print(f"exported step {used} to {out} (checked: logits differ by at most {difference:.1e})")
+        print(f"exported step {used} to {out} (checked: its logits are the run's, to {difference:.1e})")
 
 
 def main() -> None:

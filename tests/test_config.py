@@ -70,13 +70,16 @@ def test_all_problems_are_reported_at_once_with_place_and_hint(tmp_path: Path) -
         ("", "must hold a mapping"),
         ("run: {dir: a}\n", "schedule: missing"),
         (MINIMAL.replace("type: llama", "type: lama"), "did you mean 'llama'?"),
-        (MINIMAL.replace("type: llama", "type: mixtral"), "mixture of experts"),
+        (MINIMAL.replace("type: llama", "type: mixtral"), "not among the architectures"),
         (MINIMAL.replace("hidden_size: 64", "hidden_size: big"), "expected int, got str"),
         (MINIMAL.replace("hidden_size: 64", "hidden_size: 66"), "multiple of the number of attention heads"),
         (MINIMAL.replace("hidden_size: 64", "vocab_size: 66"), "set by the token store"),
         (MINIMAL.replace("type: llama", "type: llama, pretrained: x"), "either 'type'"),
         (MINIMAL.replace("warmup_steps: 10", "warmup_steps: 100"), "must be smaller than steps"),
         (MINIMAL + "optimizer: {lr: '0.1'}\n", "optimizer.lr"),
+        (MINIMAL + "sample: {genre: fantsy}\n", "no genre 'fantsy'; did you mean 'fantasy'?"),
+        ("? [1, 2]\n: 3\n", "a key must be a plain name"),
+        ("run: &r {dir: a, self: *r}\n", "not valid YAML"),
         (MINIMAL + "run.deterministic: yes\n", "unknown key"),
         (MINIMAL + "compression: {name: topp}\n", "unknown compressor 'topp'; available: bf16, fp16"),
         (MINIMAL + "compression: {name: topk, densty: 0.1}\n", "densty"),
@@ -103,3 +106,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_dump_reads_back_equal(tmp_path: Path) -> None:
     config = read(tmp_path, MINIMAL, "optimizer.lr=1e-5", "sample.prompt=第一章", "optimizer.clip_norm=null")
     assert read(tmp_path, dump(config)) == config
+
+
+def test_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = read(tmp_path, MINIMAL)
+    assert config.data.store == str(tmp_path / "store")
+    assert config.run.dir == str(tmp_path / "runs" / "a")

@@ -15,6 +15,7 @@ there before is touched.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from hvd_novel.errors import UserError
 from hvd_novel.files import replace_text
 
 _ASIDE = ".writing-"
+_NAME = re.compile(r"step-(\d{8})")
 
 
 def begin(folder: Path, step: int) -> None:
@@ -92,7 +94,17 @@ def rank_file(rank: int) -> str:
 
 def steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in `folder`, ascending, damaged ones included."""
-    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-????????") if path.is_dir())
+    names = (path.name for path in folder.glob("step-*") if path.is_dir())
+    return sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)
+
+
+def set_aside_after(folder: Path, step: int) -> None:
+    """Rename the checkpoints after `step`, which could not be used, so that no later one is dropped for them."""
+    for damaged in steps(folder):
+        if damaged > step:
+            path = folder / name(damaged)
+            shutil.rmtree(path.with_suffix(".damaged"), ignore_errors=True)
+            path.rename(path.with_suffix(".damaged"))
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -16,14 +16,17 @@ from transformers import (
 )
 
 from hvd_novel.errors import UserError
+from hvd_novel.model.build import logits
+
+_TOLERANCE = 1e-3
 
 
 def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> float:
     """Write `model` and `tokenizer` to `folder`, load them back with transformers alone and compare logits.
 
-    Returns the largest absolute difference of the logits on a short text. Written aside and renamed, so that
-    `folder` never holds half an export. Raises UserError if `folder` exists and is not empty, or if it cannot be
-    written.
+    `model` has the attention that training uses. Returns the largest difference of the logits on a short text,
+    relative to the largest of them. Written aside and renamed, so that `folder` never holds half an export. Raises
+    UserError if `folder` exists and is not empty, if it cannot be written, or if it does not give the same logits.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"the export folder {folder} exists and is not empty; choose another --out or remove it")
@@ -32,6 +35,8 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: P
         aside.mkdir(parents=True)
         _save(model, tokenizer, aside)
         difference = _difference(model, aside)
+        if not difference <= _TOLERANCE:
+            raise UserError(f"the exported model does not give the run's logits (they differ by {difference:.2g})")
         if folder.exists():
             folder.rmdir()
         aside.rename(folder)
@@ -61,7 +66,6 @@ def _difference(model: PreTrainedModel, folder: Path) -> float:
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype).eval()
     ids = AutoTokenizer.from_pretrained(folder)("第一章 雨下了一夜，天亮才停。", return_tensors="pt").input_ids
     with torch.no_grad():
-        theirs = loaded(ids).logits
-        model.set_attn_implementation("sdpa")
-        ours = model.eval()(ids.to(model.device)).logits.cpu()
-    return float((theirs - ours).abs().max())
+        theirs = loaded(ids).logits[0]
+        ours = logits(model.eval(), ids[0], [ids.shape[1]]).cpu()
+    return float((theirs - ours).abs().max() / theirs.abs().max().clamp(min=1.0))

@@ -91,7 +91,7 @@ def _line(record: Record) -> str:
 def _records(path: Path) -> list[Any]:
     """The records of the file; half a line that a killed process left, or one that is damaged, is left out."""
     records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         with suppress(ValueError):
             records.append(json.loads(line))
     return [record for record in records if isinstance(record, dict) and isinstance(record.get("step"), int)]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+from hvd_novel.config import nearest
+from hvd_novel.corpus.genres import GENRES, recognise
 from hvd_novel.train.evaluate import evaluate
 from hvd_novel.train.generate import Sampling, generate
 from hvd_novel.train.trainer import Trainer
@@ -47,23 +50,31 @@ class Sample:
     def after_step(self, trainer: Trainer) -> None:
         """Write a sample if it is time."""
         settings = trainer.config.sample
-        if trainer.topology.rank != 0 or not _due(trainer.step, settings.every):
+        if trainer.topology.rank != 0 or not _due(trainer.step, settings.every) or trainer.diverged:
             return
+        genre = recognise(settings.genre)
+        assert genre is not None, "checked with the configuration"
         sampling = Sampling(
             settings.max_new_tokens,
             settings.temperature,
             settings.top_p,
             seed=trainer.config.run.seed + trainer.step,
         )
-        text = generate(
-            trainer.model, trainer.tokenizer, prompt=settings.prompt, genre=settings.genre, sampling=sampling
-        )
+        text = generate(trainer.model, trainer.tokenizer, prompt=settings.prompt, genre=genre, sampling=sampling)
         path = trainer.folder.samples / f"step-{trainer.step:08d}.txt"
         path.write_text(settings.prompt + text + "\n", encoding="utf-8")
-        trainer.emit("sample", prompt=settings.prompt, genre=settings.genre, text=text)
+        trainer.emit("sample", prompt=settings.prompt, genre=genre, text=text)
 
     def at_end(self, trainer: Trainer) -> None:
         """Nothing: the last step's sample is written by `after_step`."""
+
+
+def sample_problems(section: Any) -> list[tuple[str, str]]:
+    """What is wrong with a raw sample section, as (key, problem) pairs."""
+    genre = section.get("genre") if isinstance(section, dict) else None
+    if isinstance(genre, str) and recognise(genre) is None:
+        return [("genre", f"there is no genre '{genre}'; {nearest(genre, GENRES)}")]
+    return []
 
 
 class Save:
@@ -74,7 +85,7 @@ class Save:
 
     def after_step(self, trainer: Trainer) -> None:
         """Save if it is time."""
-        if _due(trainer.step, trainer.config.checkpoint.every):
+        if _due(trainer.step, trainer.config.checkpoint.every) and not trainer.diverged:
             self._save(trainer)
 
     def at_end(self, trainer: Trainer) -> None:

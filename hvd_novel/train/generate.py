@@ -11,6 +11,9 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from hvd_novel.corpus.tokenizer import genre_token
+from hvd_novel.errors import UserError
+
+_LOWEST_TEMPERATURE = 0.01
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,12 @@ class Sampling:
     top_p: float = 0.95
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if 0 < self.temperature < _LOWEST_TEMPERATURE:
+            raise UserError(
+                f"temperature {self.temperature} is too low to divide by: 0, or at least {_LOWEST_TEMPERATURE}"
+            )
+
 
 def generate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, prompt: str, genre: str, sampling: Sampling
@@ -32,7 +41,8 @@ def generate(
     Stops at the end of a text or after `max_new_tokens`. The global random generators are left as they were, so
     that sampling during training does not change the training.
     """
-    ids = tokenizer.convert_tokens_to_ids([genre_token(genre)]) + tokenizer.encode(prompt, add_special_tokens=False)
+    ids = _prompt_ids(tokenizer, prompt, genre)
+    _check_room(model, len(ids), sampling.max_new_tokens)
     inputs = torch.tensor([ids], device=model.device)
     drawing: dict[str, Any] = {"do_sample": False}
     if sampling.temperature > 0:
@@ -57,6 +67,25 @@ def generate(
             **drawing,
         )
     return tokenizer.decode(valid.whole(output[0, len(ids) :].tolist()), skip_special_tokens=True)
+
+
+def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, genre: str) -> list[int]:
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError("the prompt is not valid UTF-8; check the terminal's encoding") from None
+    return tokenizer.convert_tokens_to_ids([genre_token(genre)]) + tokenizer.encode(prompt, add_special_tokens=False)
+
+
+def _check_room(model: PreTrainedModel, prompt: int, new: int) -> None:
+    """Learned positions end; rotary ones go on, if not as well."""
+    config = model.config.get_text_config()
+    limit = config.max_position_embeddings
+    if getattr(config, "rope_parameters", None) is None and prompt + new > limit:
+        raise UserError(
+            f"the model has positions for {limit} tokens, but the prompt has {prompt} and {new} are to be written; "
+            "shorten the prompt or lower --max-new-tokens"
+        )
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from hvd_novel.model import attention, build
 from hvd_novel.monitor.console import ConsoleSink
 from hvd_novel.monitor.records import MetricsFile, Sink, TensorBoard
 from hvd_novel.sharding.plan import Plan, check_pack_size
-from hvd_novel.train.callbacks import Evaluate, Sample, Save
+from hvd_novel.train.callbacks import Evaluate, Sample, Save, sample_problems
 from hvd_novel.train.optim import compression_problems, make_optimizer
 from hvd_novel.train.run_folder import RunFolder
 from hvd_novel.train.trainer import Trainer
@@ -140,9 +140,13 @@ def train(config: Config, console: Console) -> bool:
 
 
 def load_config(path: Path, overrides: list[str]) -> Config:
-    """The configuration in `path` with `overrides`, checked to the last key. Raises UserError."""
-    checks = {"model": build.architecture_problems, "compression": compression_problems}
-    return configuration.load(path, overrides, checks)
+    """The configuration in `path` with `overrides`, checked to the last key, its paths absolute. Raises UserError."""
+    checks = {
+        "model": build.architecture_problems,
+        "compression": compression_problems,
+        "sample": sample_problems,
+    }
+    return configuration.with_absolute_paths(configuration.load(path, overrides, checks))
 
 
 def set_up_device(compute: ComputeConfig, deterministic: bool, topology: comm.Topology) -> torch.device:
@@ -189,7 +193,9 @@ def _find_checkpoint(config: Config, folder: RunFolder, store: TokenStore) -> tu
 def _prepare_folder(folder: RunFolder, config: Config, topology: comm.Topology, step: int) -> None:
     if topology.rank == 0:
         folder.create(config, {"ranks": topology.size, "controller": comm.controller()})
+        folder.lock()
         writer.remove_unfinished(folder.checkpoints)
+        writer.set_aside_after(folder.checkpoints, step)
         folder.status("running", step)
 
 

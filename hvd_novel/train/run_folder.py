@@ -9,6 +9,7 @@ tensorboard/  samples/  checkpoints/
 
 from __future__ import annotations
 
+import fcntl
 import json
 import platform
 import subprocess
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -26,8 +27,9 @@ from hvd_novel.config import Config
 from hvd_novel.errors import UserError
 from hvd_novel.files import replace_text
 
-# What may change between the starts of one run: it does not alter what is learned.
-_FREE = ("run.dir", "log.", "evaluate.", "sample.", "checkpoint.", "compute.threads")
+# What may change between the starts of one run: it does not alter what is learned. (The store may move; that it is the
+# same one, its fingerprint shows.)
+_FREE = ("run.dir", "data.store", "log.", "evaluate.", "sample.", "checkpoint.", "compute.threads")
 _PACKAGES = (
     "hvd-novel",
     "torch",
@@ -46,6 +48,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: IO[str] | None = None
         self.config, self.metrics = path / "config.yaml", path / "metrics.jsonl"
         self.checkpoints, self.samples, self.tensorboard = (
             path / "checkpoints",
@@ -86,6 +89,14 @@ class RunFolder:
             )
         except OSError as error:
             raise UserError(f"cannot write to run.dir={self.path}: {error.strerror or error}") from None
+
+    def lock(self) -> None:
+        """Keep other processes from using this run folder until this one ends. Raises UserError if one does."""
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"run.dir={self.path} is in use by another run; wait for it, or choose another") from None
 
     def status(self, state: str, step: int, **facts: Any) -> None:
         """Replace status.json."""

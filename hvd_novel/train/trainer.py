@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
 import time
@@ -27,6 +28,7 @@ from hvd_novel.train.run_folder import RunFolder
 from hvd_novel.train.step import train_step
 
 _MOST_SKIPPED = 20
+_DIVERGED = "lower optimizer.lr, or use compute.precision=bf16 in place of fp16. Nothing was saved since it went wrong"
 
 
 class Callback(Protocol):
@@ -64,17 +66,21 @@ class Trainer:
         self.step = 0
         self.total_trained_tokens = 0
         self.preempted = False
+        self.diverged = False
+        """Whether the last step's loss was not finite: nothing worth keeping."""
         self._skipped = 0
         self._signalled = False
 
     def fit(self) -> None:
         """Train to the last step, or until a signal reached any rank (then `preempted` is true on all)."""
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._on_signal)
         while self.step < self.config.schedule.steps and not self.preempted:
             self.emit("train", **self._train_step())
             for callback in self.callbacks:
                 callback.after_step(self)
+        if self.diverged:
+            raise UserError(f"the loss is not finite at step {self.step}, the last one; {_DIVERGED}")
         for callback in self.callbacks:
             callback.at_end(self)
 
@@ -128,7 +134,7 @@ class Trainer:
         self.preempted = signalled > 0
         self.step += 1
         self.total_trained_tokens += planned.trained_tokens
-        self._watch(result.updated)
+        self._watch(loss_sum, result.updated)
         seconds = time.perf_counter() - start
         tokens = int(self.plan.lengths[planned.documents].sum())
         return {
@@ -148,12 +154,13 @@ class Trainer:
             "updated": int(result.updated),
         }
 
-    def _watch(self, updated: bool) -> None:
+    def _watch(self, loss_sum: float, updated: bool) -> None:
+        self.diverged = not math.isfinite(loss_sum)
         self._skipped = 0 if updated else self._skipped + 1
         if self._skipped == _MOST_SKIPPED:
             raise UserError(
                 f"the gradient was not finite in {_MOST_SKIPPED} steps one after another (last: step {self.step}); "
-                "lower optimizer.lr or use compute.precision=bf16. The last checkpoint is untouched"
+                f"{_DIVERGED}"
             )
 
     def _commit(self) -> None:
@@ -175,6 +182,8 @@ class Trainer:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True  # agreed on by all ranks at the end of the step
+        if number == signal.SIGINT:  # a second Ctrl-C stops at once
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _peak_memory(device: torch.device) -> int:

@@ -135,6 +135,16 @@ def test_a_failed_write_leaves_the_earlier_ones(
     assert not list(saved.glob(".writing-*"))
 
 
+def test_damaged_ones_make_no_good_one_go(saved: Path, model: PreTrainedModel, store: Path) -> None:
+    (saved / "step-00000020" / "trainer.json").unlink()
+    (saved / "step-backup01").mkdir()
+    writer.set_aside_after(saved, 10)
+    save(saved, 11, model, load_tokenizer(store / "tokenizer"), keep=1)
+    assert writer.steps(saved) == [11]
+    assert (saved / "step-00000020.damaged").is_dir()
+    assert (saved / "step-backup01").is_dir()
+
+
 def test_what_a_killed_writer_left_is_removed_and_never_read(saved: Path) -> None:
     (saved / "step-00000020").rename(saved / ".writing-step-00000020")
     found, _ = resume.newest(saved)

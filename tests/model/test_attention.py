@@ -106,8 +106,8 @@ def test_no_document_sees_another(changed: int) -> None:
     docs, others = documents(), documents(seed=2)
     altered = [others[i] if i == changed else d for i, d in enumerate(docs)]
     with torch.no_grad():
-        before = build._logits(model, torch.cat(docs), LENGTHS).split(LENGTHS)
-        after = build._logits(model, torch.cat(altered), LENGTHS).split(LENGTHS)
+        before = build.logits(model, torch.cat(docs), LENGTHS).split(LENGTHS)
+        after = build.logits(model, torch.cat(altered), LENGTHS).split(LENGTHS)
     for index in range(len(LENGTHS)):
         assert torch.equal(before[index], after[index]) == (index != changed)
 
@@ -123,28 +123,41 @@ def test_no_gradient_flows_between_documents() -> None:
     assert [bool((part != 0).any()) for part in by_document] == [False, False, True, False]
 
 
-def test_the_build_check_catches_an_attention_that_ignores_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make("llama", torch.float32)
-    build.check_packing(model, "fp32")
-    model.set_attn_implementation("sdpa")
-    true_inputs = build.pack_inputs
+@pytest.mark.parametrize("name", build.ARCHITECTURES)
+def test_every_architecture_allowed_trains_what_transformers_computes(name: str) -> None:
+    """With large weights, so that scaled or capped logits, lost positions or a look ahead cannot hide."""
+    sizes = {"gpt2": TYPES["gpt2"], "opt": OPT}.get(name) or SIZES | _grouped_queries(name)
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, vocab_size=97, pad_token_id=0, **sizes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.IMPLEMENTATION["sdpa"]).eval()
+    docs = documents()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.3)
+        ours = build.logits(model, torch.cat(docs), LENGTHS)
+        model.set_attn_implementation("eager")
+        theirs = [model(document[None]).logits[0] for document in docs]
+        changed = docs[2].clone()
+        changed[-1] = (changed[-1] + 1) % 97
+        after = model(changed[None]).logits[0]
+    assert relative(ours, torch.cat(theirs)) < 1e-5
+    torch.testing.assert_close(after[:-1], theirs[2][:-1], msg="a token sees a later one")
 
-    def contaminated(ids: torch.Tensor, lengths: list[int], device: torch.device) -> dict:
-        return true_inputs(ids, [sum(lengths)], device)
 
-    monkeypatch.setattr(build, "pack_inputs", contaminated)
-    with pytest.raises(UserError, match="mixes packed documents"):
-        build.check_packing(model, "fp32")
+OPT = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "word_embed_proj_dim": 32}
 
 
-def test_the_build_check_catches_logits_changed_after_the_head() -> None:
-    with pytest.raises(UserError, match="changes its logits"):
-        build.check_packing(make_cohere(), "fp32")
+def _grouped_queries(name: str) -> dict[str, int]:
+    defaults = AutoConfig.for_model(name)
+    return {key: size for key, size in {"num_key_value_heads": 2, "head_dim": 8}.items() if hasattr(defaults, key)}
 
 
-def make_cohere() -> PreTrainedModel:
-    config = AutoConfig.for_model("cohere", vocab_size=97, logit_scale=0.0625, **SIZES)
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention.IMPLEMENTATION["sdpa"])
+@pytest.mark.parametrize("name", ["cohere", "gemma2", "granite", "bert-generation", "mixtral", "mamba", "falcon"])
+def test_others_are_refused_with_the_nearest(name: str) -> None:
+    ((key, problem),) = build.architecture_problems({"type": name})
+    assert key == "type"
+    assert "not among the architectures known to train right" in problem
 
 
 @pytest.mark.parametrize("name", ["flash", "torch-varlen"])

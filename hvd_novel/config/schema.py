@@ -1,0 +1,187 @@
+"""The sections and keys of the configuration, with their types, bounds and defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values are not coerced (except int to float)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class RunConfig(Section):
+    """The run folder and what makes a run repeatable."""
+
+    dir: str
+    """Folder for checkpoints, metrics, samples and the resolved configuration."""
+    seed: NonNegative = 42
+    """Seeds initialisation, document order, dropout and sampling."""
+    deterministic: bool = False
+    """Bit-exact repetition at equal world size: deterministic kernels, no tensor fusion in Horovod."""
+
+
+class DataConfig(Section):
+    """What is trained on."""
+
+    store: str
+    """Token store made by `hvd-novel prepare`."""
+
+
+class ModelConfig(BaseModel):
+    """An architecture of transformers with its own keys, or a folder with pretrained weights.
+
+    `{type: llama, hidden_size: 512, ...}` takes any key of that architecture's configuration class;
+    `{pretrained: DIR}` takes the weights and configuration found in DIR. The vocabulary size and the special
+    token ids come from the token store.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    type: str | None = None
+    pretrained: str | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        if (self.type is None) == (self.pretrained is None):
+            raise ValueError("give either 'type' (a new model) or 'pretrained' (a folder with weights)")
+        return self
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """The keys handed to the architecture's configuration class."""
+        return dict(self.model_extra or {})
+
+
+class BatchConfig(Section):
+    """Sizes in tokens; a step is one optimizer update over all ranks."""
+
+    tokens: Positive = 16384
+    """Token budget of one step, over all ranks together."""
+    micro_batch_tokens: Positive = 8192
+    """Most tokens in one pack, that is in one forward and backward; more tokens a rank are accumulated."""
+
+
+class OptimizerConfig(Section):
+    """AdamW (Loshchilov & Hutter 2019), or one of its two kin that exchange momentum instead of gradients."""
+
+    name: Literal["adamw", "onebit-adam", "topk-adam"] = "adamw"
+    """onebit-adam goes with `compression: {name: onebit}`, topk-adam with `{name: topk, momentum: <first beta>}`."""
+    freeze_step: Positive | None = None
+    """Dense steps before the variance is frozen (onebit-adam, topk-adam); null waits until it is stable."""
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """For matrices; embeddings, norms and biases have their own below."""
+    embedding_weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    norm_weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """For norms, biases and every other parameter with fewer than two dimensions."""
+    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Largest norm of the global gradient; null switches clipping off."""
+
+
+class ScheduleConfig(Section):
+    """Linear warm-up, then a cosine from `optimizer.lr` down to `min_lr_ratio` of it."""
+
+    steps: Positive
+    """Optimizer steps of the whole run."""
+    warmup_steps: NonNegative = 0
+    min_lr_ratio: Fraction = 0.1
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> ScheduleConfig:
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps ({self.warmup_steps}) must be smaller than steps ({self.steps})")
+        return self
+
+
+class ComputeConfig(Section):
+    """Where and how the arithmetic is done."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """bf16 and fp16 compute under autocast with fp32 master weights; fp16 scales the loss dynamically."""
+    attention: Literal["auto", "flash", "torch-varlen", "sdpa"] = "auto"
+    gradient_checkpointing: bool = False
+    loss_chunk_tokens: Positive = 1024
+    """Tokens whose logits exist at once in the cross-entropy."""
+    threads: Positive | None = None
+    """CPU threads of each rank; null shares the cores that this process may use among the node's ranks."""
+
+
+class CompressionConfig(BaseModel):
+    """What crosses the wire: a compressor of the `compressors` package by `name`, and its options.
+
+    `{name: topk, density: 0.01}`, or with `policies`, see compressors/README.md.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    name: str = "none"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `compressors.get` takes besides the name."""
+        return dict(self.model_extra or {})
+
+
+class EvaluateConfig(Section):
+    """Loss on the validation split, over all ranks."""
+
+    every: NonNegative = 500
+    """Steps between evaluations; 0 evaluates only at the end."""
+    max_tokens: Positive | None = None
+    """Evaluate on about this many tokens, the same ones each time; null takes the whole split."""
+
+
+class SampleConfig(Section):
+    """Texts written by the model while it trains."""
+
+    every: NonNegative = 0
+    """Steps between samples; 0 writes none."""
+    prompt: str = ""
+    genre: str = "unknown"
+    max_new_tokens: Positive = 200
+    temperature: Annotated[float, Field(ge=0)] = 0.8
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+
+
+class CheckpointConfig(Section):
+    """When the run's state is saved."""
+
+    every: NonNegative = 500
+    """Steps between checkpoints; 0 saves only at the end and on a signal."""
+    keep: Positive = 3
+    """Newest checkpoints kept."""
+
+
+class LogConfig(Section):
+    """How often a line is logged."""
+
+    every: Positive = 10
+    tensorboard: bool = True
+
+
+class Config(Section):
+    """Everything a training run depends on."""
+
+    run: RunConfig
+    data: DataConfig
+    model: ModelConfig
+    schedule: ScheduleConfig
+    batch: BatchConfig = BatchConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    compute: ComputeConfig = ComputeConfig()
+    compression: CompressionConfig = CompressionConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    sample: SampleConfig = SampleConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
