@@ -1,8 +1,10 @@
 """Which encoding the bytes of a novel are in.
 
 A byte order mark decides, then the pattern of NUL bytes (UTF-16 without a mark), then validity as UTF-8. What is
-left is mostly GB18030, Big5 or UTF-16, which decode each other's bytes without an error: there the reading that
-consists most of everyday Chinese characters wins. charset-normalizer judges what none of them explains.
+left is mostly GB18030, Big5 or UTF-16, which decode each other's bytes without an error: there the reading with the
+most everyday characters and characters frequent by its own standard wins, GB18030 if it is close. Single accented
+letters and quotation marks among ASCII are Windows-1252. charset-normalizer judges what none of them explains, unless
+there is too little to judge: then it stays UTF-8, whose bad bytes are dropped or make the text undecodable.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import charset_normalizer
 
@@ -21,9 +25,14 @@ UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _NAMES = {"cp950": "big5"}  # the Big5 that Windows writes
-_CHINESE = ("gb18030", "cp950", "big5hkscs", "utf-16-le", "utf-16-be")
+_UTF16 = ("utf-16-le", "utf-16-be")
+_CHINESE = ("gb18030", "cp950", "big5hkscs")
 _SAMPLE_BYTES = 1 << 18  # even, so that a sample of UTF-16 ends between two units
-_PLAUSIBLE = 0.15  # real Chinese prose scores 0.5 to 0.8, a wrong reading of it under 0.05
+_PLAUSIBLE = 0.15  # of everyday characters: real Chinese prose has 0.5 to 0.8, a wrong reading of it under 0.05
+_PLAUSIBLE_SHORT = 0.5  # of everyday and frequent characters, in a text too short for the former
+_SHORT = 32  # characters that are not ASCII
+_HEAD_START = 2  # of GB18030, in points: one everyday character is not enough for another encoding
+_LEAST_BYTES = 64  # that are not ASCII, for charset-normalizer
 
 _SIMPLIFIED = (
     "的一是不了在人有我他这中大来上个国到说们为子和你地出道也时年得就那要下以生会自着去之过家学对可她里后小么心"
@@ -44,6 +53,11 @@ _TRADITIONAL = (
 _PUNCTUATION = "，。？！：；、“”‘’《》「」『』（）—…　"
 _COMMON = frozenset(_SIMPLIFIED + _TRADITIONAL + _PUNCTUATION)
 
+_PRIVATE = re.compile("[\ue000-\uf8ff]")
+_BEYOND_TWO_BYTES = re.compile("[\u0800-\ud7ff\ue000-\U0010ffff]")  # of UTF-8
+_WESTERN = "àáâãäåæçèéêëìíîïñòóôõöøùúûüßœÀÁÂÄÅÆÇÈÉÊÑÓÖØÚÜŒ‘’“”„–—…«»¡¿£€°©®§·½\xa0".encode("cp1252")
+_HIGH_RUN = re.compile(b"[\x80-\xff]+")
+_BIG5_PAIR = re.compile(b"[\xa0-\xc6][@-~]")  # looks like a sign or a capital, and an ASCII letter
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 _BAD = "\udc80"  # stands for an undecodable byte; strict decoding never yields a lone surrogate
 _MARK = "hvd_novel.mark"
@@ -69,8 +83,32 @@ def decode(data: bytes) -> Decoded:
     """
     for mark, encoding in _BOMS:
         if data.startswith(mark):
-            return _decode_as(encoding, data[len(mark) :])
-    return _decode_as(_detect(data), data)
+            return decode_as(encoding, data[len(mark) :])
+    return decode_as(_detect(data), data)
+
+
+def decode_as(encoding: str, data: bytes) -> Decoded:
+    """Read `data` in `encoding`; raises UndecodableError as `decode` does."""
+    marked = data.decode(encoding, _MARK)
+    bad = marked.count(_BAD)
+    if bad > MOST_BAD * len(data):
+        raise UndecodableError(f"undecodable: {bad} of {len(data)} bytes are not {encoding}")
+    text = marked.replace(_BAD, "")
+    if len(_CONTROL.findall(text)) > MOST_BAD * len(text):
+        raise UndecodableError("undecodable: the content looks binary")
+    return Decoded(text, _NAMES.get(encoding, encoding), bad)
+
+
+def detect_lines(sample: bytes) -> str:
+    """The encoding of a file of lines in which ASCII is ASCII, from a sample of them; UTF-8 if none fits."""
+    try:
+        sample.decode("utf-8")
+    except UnicodeDecodeError:
+        try:
+            return _detect_by_content(sample, _CHINESE)
+        except UndecodableError:
+            pass
+    return "utf-8"
 
 
 def _mark(error: UnicodeError) -> tuple[str, int]:
@@ -89,52 +127,108 @@ def _detect(data: bytes) -> str:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
         start = max(0, error.start - _SAMPLE_BYTES // 2) & ~1
-        return _detect_by_content(data[start : start + _SAMPLE_BYTES])
+        return _detect_by_content(data[start : start + _SAMPLE_BYTES], _CHINESE + _UTF16)
     return "utf-8"
 
 
-def _detect_by_content(sample: bytes) -> str:
+def _detect_by_content(sample: bytes, candidates: Sequence[str]) -> str:
     if _is_damaged_utf8(sample):
         return "utf-8"
-    scores = {encoding: _plausibility(sample, encoding) for encoding in _CHINESE}
-    best = max(scores, key=lambda encoding: scores[encoding])  # the first of equals
-    if scores[best] >= _PLAUSIBLE:
+    if _is_western(sample):
+        return "cp1252"
+    best = _most_plausible(sample, candidates)
+    if best is not None:
         return best
+    if _not_ascii(sample) < _LEAST_BYTES:
+        return "utf-8"
     match = charset_normalizer.from_bytes(sample).best()
     if match is None:
         raise UndecodableError("undecodable: no known encoding fits")
     return str(match.encoding)
 
 
+def _most_plausible(sample: bytes, candidates: Sequence[str]) -> str | None:
+    readings = [_Reading.of(sample, encoding) for encoding in candidates]
+    plausible = [reading for reading in readings if reading.is_plausible]
+    return max(plausible, key=lambda reading: reading.points).encoding if plausible else None  # the first of equals
+
+
 def _utf16_by_nuls(data: bytes) -> str | None:
-    """The UTF-16 byte order whose high bytes are the NULs in `data`; None if they show no such pattern."""
+    """The UTF-16 byte order that the NULs in `data` speak for; None if they show no pattern."""
     low_end, high_end = data[1::2].count(0), data[0::2].count(0)
     few, many = sorted((low_end, high_end))
     if many <= 20 * few or many * 10 < len(data) // 2:
         return None
-    return "utf-16-le" if low_end > high_end else "utf-16-be"
+    order = "utf-16-le" if low_end > high_end else "utf-16-be"
+    if many * 2 >= len(data) // 2:
+        return order
+    return _most_plausible(data, _UTF16) or order  # 一 is U+4E00: a NUL on the other side
+
+
+def _not_ascii(data: bytes) -> int:
+    return len(data.translate(None, bytes(range(128))))
 
 
 def _is_damaged_utf8(data: bytes) -> bool:
-    """Whether most of what is not ASCII is UTF-8: other encodings seldom form its sequences by chance."""
-    bad = data.decode("utf-8", _MARK).count(_BAD)
-    not_ascii = len(data.translate(None, bytes(range(128))))
-    return bad * 2 < not_ascii
+    """Whether most of what is not ASCII is UTF-8.
+
+    Other encodings seldom form its sequences of three bytes by chance; those of two occur in GB18030.
+    """
+    text = data.decode("utf-8", _MARK)
+    bad = text.count(_BAD)
+    return bad < 3 * len(_BEYOND_TWO_BYTES.findall(text)) or 4 * bad < _not_ascii(data)
 
 
-def _plausibility(data: bytes, encoding: str) -> float:
-    """The share of everyday Chinese characters among all that is not ASCII, bad bytes included."""
-    counts = Counter(data.decode(encoding, _MARK))
-    foreign = sum(count for character, count in counts.items() if not character.isascii())
-    return sum(counts[character] for character in _COMMON) / max(1, foreign)
+def _is_western(data: bytes) -> bool:
+    """Whether `data` is mostly ASCII, and the rest mostly single accented letters and marks of Windows-1252."""
+    runs = _HIGH_RUN.findall(data)
+    high = b"".join(runs)
+    alone = sum(len(run) == 1 for run in runs)
+    known = len(high) - len(high.translate(None, _WESTERN)) - len(_BIG5_PAIR.findall(data))
+    return 3 * len(high) <= len(data) and 2 * alone >= len(high) and known >= 0.8 * len(high)
 
 
-def _decode_as(encoding: str, data: bytes) -> Decoded:
-    marked = data.decode(encoding, _MARK)
-    bad = marked.count(_BAD)
-    if bad > MOST_BAD * len(data):
-        raise UndecodableError(f"undecodable: {bad} of {len(data)} bytes are not {encoding}")
-    text = marked.replace(_BAD, "")
-    if len(_CONTROL.findall(text)) > MOST_BAD * len(text):
-        raise UndecodableError("undecodable: the content looks binary")
-    return Decoded(text, _NAMES.get(encoding, encoding), bad)
+@dataclass(frozen=True)
+class _Reading:
+    """What speaks for reading bytes in an encoding: counts of the characters that are not ASCII."""
+
+    encoding: str
+    foreign: int
+    everyday: int
+    frequent: int  # and not everyday
+    impossible: int
+
+    @classmethod
+    def of(cls, data: bytes, encoding: str) -> _Reading:
+        counts = Counter(character for character in data.decode(encoding, _MARK) if not character.isascii())
+        everyday = sum(counts[character] for character in _COMMON)
+        frequent = sum(counts[character] for character in _frequent(encoding))
+        impossible = sum(count for character, count in counts.items() if _PRIVATE.match(character))
+        return cls(encoding, counts.total(), everyday, frequent, impossible + counts[_BAD])
+
+    @property
+    def points(self) -> int:
+        head_start = _HEAD_START if self.encoding == "gb18030" else 0
+        return 2 * self.everyday + self.frequent - self.impossible + head_start
+
+    @property
+    def is_plausible(self) -> bool:
+        if self.foreign >= _SHORT or self.encoding in _UTF16:
+            return self.everyday >= _PLAUSIBLE * self.foreign
+        return self.everyday + self.frequent - self.impossible >= _PLAUSIBLE_SHORT * self.foreign
+
+
+@cache
+def _frequent(encoding: str) -> frozenset[str]:
+    """What is not everyday but comes first in `encoding` for being frequent, and its full-width signs."""
+    if encoding in _UTF16:
+        return _frequent("gb18030") | _frequent("cp950")
+    if encoding == "gb18030":
+        codes = _codes((0xA1, 0xA3), 0xA1) + _codes((0xB0, 0xD7), 0xA1)
+    else:
+        codes = _codes((0xA1, 0xC6), 0x40)
+    return frozenset("".join(code.decode(encoding, "ignore") for code in codes)) - _COMMON
+
+
+def _codes(leads: tuple[int, int], least_trail: int) -> list[bytes]:
+    return [bytes([lead, trail]) for lead in range(leads[0], leads[1] + 1) for trail in range(least_trail, 0xFF)]

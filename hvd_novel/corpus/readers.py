@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,12 +12,16 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hvd_novel.corpus.encoding import UTF16_BOMS, Decoded, UndecodableError, decode
+from hvd_novel.corpus.encoding import UTF16_BOMS, Decoded, UndecodableError, decode, decode_as, detect_lines
 from hvd_novel.corpus.epub import Epub, EpubError, read_epub
 
 _TEXT_FIELDS = ("content", "text")
 _FIELDS = (*_TEXT_FIELDS, "title", "author", "genre")
 _PARQUET_ROWS = 16  # novels in memory at once
+_SAMPLE_BYTES = 1 << 18  # of the lines of a file, to find its encoding
+_SAMPLE_LINE = 1 << 14
+_SAMPLE_BEFORE = 64  # bytes of ASCII
+_ASCII = bytes(range(128))
 
 
 @dataclass(frozen=True)
@@ -86,24 +91,40 @@ def _read_json(file: BinaryIO) -> Iterator[Item]:
 
 
 def _read_jsonl(file: BinaryIO) -> Iterator[Item]:
-    start = file.read(2)
+    start = file.read(3)
     file.seek(0)
-    if start in UTF16_BOMS or b"\0" in start:  # JSON begins in ASCII
+    if start.startswith(UTF16_BOMS) or b"\0" in start[:2]:  # JSON begins in ASCII
         # In UTF-16 a newline byte may be half of another character: such a file is decoded as a whole.
         decoded = decode(file.read())
         yield from _dropped(decoded)
         for number, line in enumerate(decoded.text.split("\n"), 1):
             yield from _read_line(line, f"line {number}", decoded.encoding)
         return
+    encoding = detect_lines(_sample_lines(file))
+    file.seek(len(codecs.BOM_UTF8) if start == codecs.BOM_UTF8 else 0)
     for number, data in enumerate(file, 1):
         place = f"line {number}"
         try:
-            decoded = decode(data)
+            decoded = decode_as(encoding, data)
         except UndecodableError as error:
             yield Problem(str(error), place)
         else:
             yield from _dropped(decoded, place)
             yield from _read_line(decoded.text, place, decoded.encoding)
+
+
+def _sample_lines(file: BinaryIO) -> bytes:
+    """Pieces of the lines that are not all ASCII, each from where that begins."""
+    pieces, size = [], 0
+    for line in file:
+        if not line.isascii():
+            ascii_bytes = len(line) - len(line.lstrip(_ASCII))
+            begin = max(0, ascii_bytes - _SAMPLE_BEFORE)
+            pieces.append(line[begin : begin + _SAMPLE_LINE])
+            size += len(pieces[-1])
+            if size >= _SAMPLE_BYTES:
+                break
+    return b"".join(pieces)
 
 
 def _read_line(line: str, place: str, encoding: str) -> Iterator[Item]:
