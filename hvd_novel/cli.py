@@ -30,7 +30,7 @@ app = typer.Typer(
     A run in five lines:
 
     * `hvd-novel prepare novels/ --out store`
-    * `horovodrun -np 2 hvd-novel train examples/tiny.yaml data.store=store run.dir=runs/first`
+    * `horovodrun -np 2 hvd-novel train examples/quickstart.yaml data.store=store run.dir=runs/first`
     * `hvd-novel eval runs/first`
     * `hvd-novel generate runs/first --prompt 第一章`
     * `hvd-novel export runs/first --out model`
@@ -49,6 +49,15 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _print_keys(wanted: bool) -> None:
+    if wanted:
+        from hvd_novel.config.describe import describe
+
+        for table in describe():
+            Console().print(table)
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     version: Annotated[
@@ -60,7 +69,7 @@ def options(
 
 @app.command()
 def prepare(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Novels, or folders of them.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Novels, or folders of them.")],
     out: Annotated[Path, typer.Option(help="Token store to make; an old one is replaced when the new is whole.")],
     tokenizer: Annotated[
         Optional[Path],  # noqa: UP045
@@ -106,13 +115,16 @@ def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Configuration file.")],
     overrides: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings in place of the file's, e.g. `optimizer.lr=1e-4`."),
+        typer.Argument(metavar="KEY=VALUE", help="Settings in place of the file's, e.g. `optimizer.lr=1e-4`."),
     ] = None,
+    keys: Annotated[
+        bool, typer.Option("--keys", callback=_print_keys, is_eager=True, help="Print every key of CONFIG and exit.")
+    ] = False,
 ) -> None:
     """Train a model; start the same command again to resume.
 
-    Alone it runs on one process; under `horovodrun` or `mpirun` on all ranks. SIGTERM or SIGUSR1 finishes the
-    step, saves, and exits with code 75.
+    Alone it runs on one process; under `horovodrun` or `mpirun` on all ranks. SIGTERM, SIGUSR1 or Ctrl-C finishes
+    the step, saves, and exits with code 75.
     """
     from hvd_novel.train.run import load_config
     from hvd_novel.train.run import train as run

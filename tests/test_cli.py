@@ -273,4 +273,8 @@ def test_help_of_every_verb() -> None:
         done = hvd_novel(*verb, "--help")
         assert done.code == 0, done.output
         assert "Usage" in done.output
+    keys = hvd_novel("train", "--keys")
+    assert keys.code == 0, keys.output
+    for part in ("optimizer.lr", "0.0003", "batch.micro_batch_tokens", "(required)", "model.*"):
+        assert part in keys.output
     assert hvd_novel("--version").output.startswith("hvd-novel ")

@@ -35,18 +35,20 @@ class DataConfig(Section):
     """Token store made by `hvd-novel prepare`."""
 
 
-class ModelConfig(BaseModel):
-    """An architecture of transformers with its own keys, or a folder with pretrained weights.
+class ModelConfig(Section):
+    """An architecture of transformers with its own keys, or pretrained weights.
 
     `{type: llama, hidden_size: 512, ...}` takes any key of that architecture's configuration class;
     `{pretrained: DIR}` takes the weights and configuration found in DIR. The vocabulary size and the special
     token ids come from the token store.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     type: str | None = None
+    """Architecture of a new model, such as llama."""
     pretrained: str | None = None
+    """Folder of a trained model, with its tokenizer."""
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
@@ -77,6 +79,7 @@ class OptimizerConfig(Section):
     freeze_step: Positive | None = None
     """Dense steps before the variance is frozen (onebit-adam, topk-adam); null waits until it is stable."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
+    """Peak of the schedule."""
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
@@ -94,7 +97,9 @@ class ScheduleConfig(Section):
     steps: Positive
     """Optimizer steps of the whole run."""
     warmup_steps: NonNegative = 0
+    """Steps in which the rate rises from 0."""
     min_lr_ratio: Fraction = 0.1
+    """Rate of the last step / peak."""
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> ScheduleConfig:
@@ -117,15 +122,16 @@ class ComputeConfig(Section):
     """CPU threads of each rank; null shares the cores that this process may use among the node's ranks."""
 
 
-class CompressionConfig(BaseModel):
+class CompressionConfig(Section):
     """What crosses the wire: a compressor of the `compressors` package by `name`, and its options.
 
     `{name: topk, density: 0.01}`, or with `policies`, see compressors/README.md.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     name: str = "none"
+    """none, fp16, bf16, int8, onebit, topk, powersgd, randomk, rows, hierarchical, or a plug-in."""
 
     @property
     def options(self) -> dict[str, Any]:
