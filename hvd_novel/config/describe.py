@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from rich.markup import escape
 from rich.table import Table
 
 from hvd_novel.config.schema import Config
@@ -21,7 +22,7 @@ def describe() -> Iterator[Table]:
             table.add_column(column, overflow="fold")
         for key, described in section.model_fields.items():
             table.add_row(
-                f"{name}.{key}", _type(described.annotation), _default(described), described.description or ""
+                f"{name}.{key}", escape(_type(described.annotation)), _default(described), described.description or ""
             )
         if section.model_config.get("extra") == "allow":
             table.add_row(f"{name}.*", "", "", "Options of what is chosen above.")
