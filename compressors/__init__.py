@@ -14,6 +14,7 @@ from compressors.codecs.powersgd import PowerSGD
 from compressors.codecs.randomk import RandomK
 from compressors.codecs.rows import SparseRows
 from compressors.codecs.topk import TopK
+from compressors.hierarchy import Hierarchical
 from compressors.onebit_adam import OneBitAdam
 from compressors.optimizer import DistributedOptimizer
 from compressors.policies import ErrorFeedback, Policies
@@ -30,6 +31,7 @@ __all__ = [
     "DistributedOptimizer",
     "ErrorFeedback",
     "Frame",
+    "Hierarchical",
     "NoCompression",
     "OneBit",
     "OneBitAdam",

@@ -31,9 +31,14 @@ class Bucket:
         return f"bucket.{self.index}"
 
     @property
+    def parts(self) -> list[tuple[str, int, int]]:
+        """(name, first element, elements) of what of each parameter lies in the bucket: all of it."""
+        return [(name, 0, parameter.numel()) for name, parameter in self.parameters]
+
+    @property
     def sizes(self) -> tuple[int, ...]:
-        """Elements of each parameter."""
-        return tuple(parameter.numel() for _, parameter in self.parameters)
+        """Elements that each parameter has in the bucket."""
+        return tuple(numel for _, _, numel in self.parts)
 
     @property
     def numel(self) -> int:

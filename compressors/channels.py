@@ -12,6 +12,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,22 +54,42 @@ class Channel(ABC):
         """This rank's momentum, where it is made before the exchange."""
         self.memory: dict[str, Tensor] = {}
         """What a cooperative compressor remembers; equal on all ranks."""
+        self.shares: dict[str, Any] | None = None
+        """How the ranks of a node share out the bucket, as JSON values, where they do."""
         self.unscales = compressor.unscales
         self._compressor = compressor
-        if compressor.error_feedback:
+        if compressor.error_feedback and self.remembers is self:
             self.residual = Residual(bucket.numel, bucket.device)
         self._values: Tensor | None = None
         self._dense_stage = False
 
+    @property
+    def remembers(self) -> Channel | None:
+        """The channel that keeps what is remembered for the bucket, or for this rank's part of it."""
+        return self
+
     def run(self, step: int) -> Exchange:
         """Exchange what was loaded; returns the flat sum over ranks."""
-        values, self._values = self._values, None
-        assert values is not None, "load() comes first"
+        values = self._loaded()
         frame = self.bucket.frame(step, self.wire.ranks, self.wire.rank)
         if self._dense_stage:
             self._absorb_owed(values, frame)
             return self._dense(values)
         return self._compressed(values, frame)
+
+    def alone(self) -> Tensor:
+        """What was loaded, all of it: a single rank has nobody to send to."""
+        values = self._loaded()
+        if self.residual is None:
+            return values
+        total = values.clone()
+        values.zero_()  # the draft: nothing is left to send
+        return total
+
+    def _loaded(self) -> Tensor:
+        values, self._values = self._values, None
+        assert values is not None, "load() comes first"
+        return values
 
     @abstractmethod
     def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
@@ -189,9 +210,9 @@ class CooperativeChannel(Channel):
         self._cooperative = compressor
         self._draft: dict[str, Tensor] = {}
 
-    def run(self, step: int) -> Exchange:
+    def load(self, inverse_scale: float, stage: Stage) -> bool:
         self._draft = dict(self.memory)
-        return super().run(step)
+        return super().load(inverse_scale, stage)
 
     def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
         shapes = {name: parameter.shape for name, parameter in self.bucket.parameters}

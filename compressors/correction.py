@@ -45,13 +45,6 @@ class TopKChannel(CodecChannel):
         self._values = torch.add(self.residual.value, own, out=self.residual.draft)
         return finite
 
-    def alone(self) -> Tensor:
-        """What was loaded, all of it: a single rank has nobody to send to, but makes its momentum."""
-        assert self.residual is not None
-        total = self.residual.draft.clone()
-        self.residual.draft.zero_()
-        return total
-
     def _encode(self, values: Tensor, frame: Frame) -> Tensor:
         return self._topk.encode_error(values, frame, self._choose(values, frame))
 

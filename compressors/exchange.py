@@ -11,6 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
 from typing import Any
 
 import horovod.torch as hvd
@@ -42,25 +43,58 @@ Exchange = Generator[Pending, Any, Tensor]
 class Wire:
     """The collectives of one process set, under the names of one optimizer, with every byte counted.
 
-    A process outside the set is alone: a set of one rank, which sends nothing.
+    A process outside the set is alone: a set of one rank, which sends nothing. `between` says that what is sent goes
+    from node to node of a hierarchy.
     """
 
-    def __init__(self, process_set: Any, prefix: str, ledger: Ledger) -> None:
+    def __init__(self, process_set: Any, prefix: str, ledger: Ledger, *, between: bool = False) -> None:
         self._set = process_set
         self._prefix = prefix
         self._ledger = ledger
+        self._between = between
         included = process_set.included()
         self.ranks: int = process_set.size() if included else 1
         self.rank: int = process_set.rank() if included else 0
+
+    @property
+    def members(self) -> list[int]:
+        """Horovod's numbers of the set's ranks, ascending."""
+        return sorted(self._set.ranks)
 
     @property
     def resized(self) -> bool:
         """Whether the set has another number of ranks than when this was made."""
         return self._set.included() and self._set.size() != self.ranks
 
+    @cached_property
+    def nodes(self) -> list[list[int]]:
+        """The ranks (Horovod's, not the set's) on each node. Collective at the first call.
+
+        Raises ValueError if nodes have different numbers of ranks: Horovod then does not tell which rank is where.
+        """
+        own = [hvd.cross_rank(), hvd.local_size()]
+        every = self.gather_if_different(own, "nodes")
+        every = every if len(every) == self.ranks else [own] * self.ranks
+        if len({size for _, size in every}) > 1:
+            raise ValueError("hosts have different numbers of ranks: start equally many on each, or choose nodes=")
+        return [
+            [rank for rank, (home, _) in zip(self.members, every, strict=True) if home == node]
+            for node in sorted({home for home, _ in every})
+        ]
+
+    def among(self, groups: Sequence[Sequence[int]], name: str, *, between: bool = False) -> Wire:
+        """The wire of this rank's group of ranks (Horovod's). Each rank of this wire is in one of `groups`.
+
+        Process sets that there are not are made; they last as long as Horovod runs. Collective. Raises ValueError
+        where they cannot be made.
+        """
+        sets = [process_set(sorted(group), may_add=self._set.process_set_id == 0) for group in groups]
+        own = next(found for found, group in zip(sets, groups, strict=True) if hvd.rank() in group)
+        return Wire(own, f"{self._prefix}.{name}", self._ledger, between=between)
+
     def all_reduce(self, tensor: Tensor, name: str, *, average: bool = False) -> Pending:
         """Sum (or average) `tensor` over ranks, in place. int32, int64, float16, float32 or float64."""
-        self._ledger.sent(ring_all_reduce_bytes(tensor.nbytes, self.ranks))
+        self._sent(ring_all_reduce_bytes(tensor.nbytes, self.ranks))
         op = hvd.Average if average else hvd.Sum
         return Pending(hvd.allreduce_async_(tensor, op=op, name=self._name(name), process_set=self._set))
 
@@ -69,13 +103,13 @@ class Wire:
 
         `total_bytes` is its length, for the ledger; where nobody knows it, all parts are taken to be like this one.
         """
-        self._ledger.sent((total_bytes or part.nbytes * self.ranks) * (self.ranks - 1) // self.ranks)
+        self._sent((total_bytes or part.nbytes * self.ranks) * (self.ranks - 1) // self.ranks)
         return Pending(hvd.allgather_async(part, name=self._name(name), process_set=self._set))
 
     def all_to_all(self, parts: Sequence[Tensor], name: str) -> Pending:
         """Send ``parts[r]``, flat, to rank r; gives (what came, elements from each rank)."""
         sizes = torch.tensor([part.numel() for part in parts], dtype=torch.int32)
-        self._ledger.sent(sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank))
+        self._sent(sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank))
         joined = torch.cat(list(parts))
         return Pending(hvd.alltoall_async(joined, splits=sizes, name=self._name(name), process_set=self._set))
 
@@ -95,6 +129,33 @@ class Wire:
 
     def _name(self, name: str) -> str:
         return f"{self._prefix}.{name}"
+
+    def _sent(self, count: int) -> None:
+        self._ledger.sent(count, between=self._between)
+
+
+def process_set(ranks: list[int], *, may_add: bool = True) -> Any:
+    """The process set of `ranks`: an existing one, or a new one, which all of Horovod's ranks make together.
+
+    Raises ValueError if there is none and none can be made.
+    """
+    if len(ranks) == 1:
+        return hvd.ProcessSet([])  # without a member: whoever is outside of a set is alone
+    for number, members in hvd.mpi_ops._basics._get_process_set_ids_and_ranks().items():
+        if list(members) == ranks:
+            found = hvd.ProcessSet(ranks)
+            found.process_set_id = number
+            return found
+    remedy = f"hvd.init(process_sets=[hvd.ProcessSet({ranks}), ...])"
+    if not may_add:
+        raise ValueError(f"a part of a process set can be used only if it was made at the start: {remedy}")
+    try:
+        return hvd.add_process_set(ranks)
+    except ValueError as error:
+        raise ValueError(
+            f"the process set of ranks {ranks} cannot be made: set HOROVOD_DYNAMIC_PROCESS_SETS=1 on every rank, "
+            f"or call {remedy}"
+        ) from error
 
 
 def all_gather(wire: Wire, name: str, part: Tensor, sizes: Sequence[int]) -> Generator[Pending, Any, list[Tensor]]:

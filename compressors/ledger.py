@@ -20,6 +20,8 @@ class Account:
 
     bytes_sent: int = 0
     """Bytes that this rank sent, all phases."""
+    bytes_between: int = 0
+    """Those of them that a `Hierarchical` compressor sent between nodes."""
     bytes_dense: int = 0
     """Bytes that a float32 ring all-reduce of the same gradients would have sent."""
     seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "exchange": 0.0, "decode": 0.0})
@@ -46,6 +48,11 @@ class Ledger:
         return self.last.bytes_sent
 
     @property
+    def bytes_between(self) -> int:
+        """Those of them that a `Hierarchical` compressor sent between nodes."""
+        return self.last.bytes_between
+
+    @property
     def bytes_dense(self) -> int:
         """Bytes that a float32 ring all-reduce would have sent in the last step."""
         return self.last.bytes_dense
@@ -60,9 +67,10 @@ class Ledger:
         """Seconds of the last step by phase: encode, exchange, decode."""
         return self.last.seconds
 
-    def sent(self, count: int) -> None:
-        """Count bytes of the step under way."""
+    def sent(self, count: int, *, between: bool = False) -> None:
+        """Count bytes of the step under way; `between` nodes of a hierarchy, or otherwise."""
         self._open.bytes_sent += count
+        self._open.bytes_between += count if between else 0
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -78,6 +86,7 @@ class Ledger:
         self._open.bytes_dense = bytes_dense
         self.last, self._open = self._open, Account()
         self.total.bytes_sent += self.last.bytes_sent
+        self.total.bytes_between += self.last.bytes_between
         self.total.bytes_dense += self.last.bytes_dense
         for phase, seconds in self.last.seconds.items():
             self.total.seconds[phase] += seconds

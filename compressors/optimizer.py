@@ -29,6 +29,7 @@ from compressors.codecs.none import DenseBuckets, NoCompression
 from compressors.codecs.rows import SparseRows
 from compressors.codecs.topk import TopK
 from compressors.exchange import Wire
+from compressors.hierarchy import Hierarchical
 from compressors.ledger import Ledger
 from compressors.onebit_adam import MomentumOptimizer
 from compressors.reducer import Reducer
@@ -139,9 +140,9 @@ def _install(
     reducer = Reducer(buckets, wire, ledger, average=average, scale=scale, stage=lambda: _stage(wrapped, share))
     if isinstance(wrapped, MomentumOptimizer):
         corrected = {
-            parameter: bucket.compressor.momentum
+            parameter: momentum
             for bucket in buckets
-            if isinstance(bucket.compressor, TopK) and bucket.compressor.momentum
+            if (momentum := _momentum(bucket.compressor))
             for _, parameter in bucket.parameters
         }
         wrapped.attach(corrected, alone=wire.ranks == 1)
@@ -242,6 +243,13 @@ def _choice(compression: Compressor, min_numel: int) -> Callable[[str, Parameter
         return chosen if chosen.accepts(parameter.shape, min_numel) else dense
 
     return compressor_of
+
+
+def _momentum(compressor: Compressor) -> float:
+    """The momentum that is made before the exchange."""
+    if isinstance(compressor, Hierarchical):
+        return _momentum(compressor.outer)
+    return compressor.momentum if isinstance(compressor, TopK) else 0.0
 
 
 def _stage(wrapped: Any, share: float) -> Stage:

@@ -15,16 +15,18 @@ from torch.nn import Parameter
 from compressors import kernels
 from compressors.buckets import Bucket, gradient
 from compressors.channels import Channel, CodecChannel, CooperativeChannel, RowsChannel, Stage
-from compressors.codec import Codec, Cooperative
+from compressors.codec import Codec, Compressor, Cooperative
 from compressors.codecs.rows import SparseRows
 from compressors.codecs.topk import TopK
 from compressors.correction import TopKChannel
 from compressors.exchange import Exchange, Pending, Wire
+from compressors.hierarchy import Hierarchical, open_hierarchy
 from compressors.ledger import Ledger, ring_all_reduce_bytes
 
 
-def _open_channel(bucket: Bucket, wire: Wire) -> Channel:
-    compressor = bucket.compressor
+def _open_channel(bucket: Bucket, compressor: Compressor, wire: Wire) -> Channel:
+    if isinstance(compressor, Hierarchical):
+        return open_hierarchy(bucket, compressor, wire, _open_channel)
     if isinstance(compressor, TopK):
         return TopKChannel(bucket, compressor, wire)
     if isinstance(compressor, Codec):
@@ -69,7 +71,7 @@ class Reducer:
         scale: Callable[[], float],
         stage: Callable[[], Stage],
     ) -> None:
-        self.channels: list[Channel] = [_open_channel(bucket, wire) for bucket in buckets]
+        self.channels: list[Channel] = [_open_channel(bucket, bucket.compressor, wire) for bucket in buckets]
         self.steps = 0
         """Exchanges completed; skipped steps do not count."""
         self.skipped = False

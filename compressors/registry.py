@@ -20,6 +20,7 @@ from compressors.codecs.powersgd import PowerSGD
 from compressors.codecs.randomk import RandomK
 from compressors.codecs.rows import SparseRows
 from compressors.codecs.topk import TopK
+from compressors.hierarchy import Hierarchical
 from compressors.policies import Policies
 
 PLUGINS = "compressors.plugins"
@@ -34,6 +35,7 @@ _COMPRESSORS: dict[str, type[Compressor]] = {
     "onebit": OneBit,
     "powersgd": PowerSGD,
     "randomk": RandomK,
+    "hierarchical": Hierarchical,
 }
 
 
@@ -47,7 +49,8 @@ def get(name: str, *, policies: Sequence[dict[str, Any]] = (), **options: Any) -
 
     `policies`: other compressors for parameters whose name matches, such as
     ``[{"match": "*embed*", "name": "topk", "density": 0.01}, {"match": "*norm*", "name": "none"}]``; the first match
-    counts. Raises ValueError that lists the valid names, or says which options the compressor takes.
+    counts. An option that is itself a compressor is given in the same way: ``outer={"name": "onebit"}``. Raises
+    ValueError that lists the valid names, or says which options the compressor takes.
     """
     if policies:
         return Policies([_rule(**policy) for policy in policies], default=get(name, **options))
@@ -56,9 +59,13 @@ def get(name: str, *, policies: Sequence[dict[str, Any]] = (), **options: Any) -
         raise ValueError(f"unknown compressor '{name}'; available: {', '.join(available())}")
     kind = _COMPRESSORS[name] if name in _COMPRESSORS else plugins[name].load()
     try:
-        return kind(**options)
+        return kind(**{key: _built(value) for key, value in options.items()})
     except TypeError as error:
         raise ValueError(f"compressor '{name}': {error}") from error
+
+
+def _built(option: Any) -> Any:
+    return get(**option) if isinstance(option, dict) and "name" in option else option
 
 
 def _rule(match: str | None = None, name: str | None = None, **options: Any) -> tuple[str, Compressor]:

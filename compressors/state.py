@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from compressors.channels import Channel
 from compressors.exchange import Wire
 from compressors.feedback import Residual
 from compressors.reducer import Reducer
 
-VERSION = 1
+VERSION = 2
 
 
 def save(reducer: Reducer, wire: Wire) -> dict[str, Any]:
@@ -21,23 +22,25 @@ def save(reducer: Reducer, wire: Wire) -> dict[str, Any]:
 
     `residuals` and `momenta` map parameter names to float32 tensors in the parameter's shape; `owed` maps them to
     (first element, flat float32 tensor): the part of the sum's residual that this rank owns. `memory` is what
-    cooperative compressors remember, equal on all ranks.
+    cooperative compressors remember, equal on all ranks that have it. Where nodes share out buckets, a rank has only
+    what lies in its share, and zeros around it.
     """
     residuals: dict[str, Tensor] = {}
     momenta: dict[str, Tensor] = {}
     owed: dict[str, tuple[int, Tensor]] = {}
     memory: dict[str, Tensor] = {}
-    for channel in reducer.channels:
+    for channel in _remembering(reducer):
         residuals |= _by_parameter(channel, channel.residual)
         momenta |= _by_parameter(channel, channel.momentum)
         if channel.owed is not None:
-            for name, first, part in _owned_parts(channel, wire, channel.owed.value):
+            for name, first, part in _owned_parts(channel, channel.owed.value):
                 owed[name] = (first, part.cpu().clone())
         memory |= {name: tensor.cpu().clone() for name, tensor in channel.memory.items()}
     return {
         "version": VERSION,
         "ranks": wire.ranks,
         "rank": wire.rank,
+        "shares": _shares(reducer),
         "steps": reducer.steps,
         "residuals": residuals,
         "momenta": momenta,
@@ -49,30 +52,43 @@ def save(reducer: Reducer, wire: Wire) -> dict[str, Any]:
 def load(reducer: Reducer, wire: Wire, states: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
     """Take up this rank's own state, or its share of the `states` of all ranks.
 
-    At the number of ranks that saved, a rank gets back exactly its own. At another, what is owed is dealt out anew:
-    its sum over ranks stays the same. Raises ValueError if `states` are not enough or are of another model.
+    At the number of ranks that saved, in the same nodes, a rank gets back exactly its own. Otherwise what is owed is
+    dealt out anew: its sum over ranks stays the same. Raises ValueError if `states` are not enough or are of another
+    model.
     """
     every = [states] if isinstance(states, dict) else list(states)
     _check(every, reducer, wire)
     by_rank = {state["rank"]: state for state in every}
+    memory = {name: tensor for state in every for name, tensor in state["memory"].items()}
+    exact = _same_layout(every[0], reducer, wire)
     reducer.steps = every[0]["steps"]
-    if every[0]["ranks"] == wire.ranks:
-        mine, exact = [by_rank[wire.rank]], True
-    else:
-        mine, exact = [by_rank[rank] for rank in sorted(by_rank) if rank % wire.ranks == wire.rank], False
-    for channel in reducer.channels:
+    for channel in _remembering(reducer):
         for kept in (channel.residual, channel.owed, channel.momentum):
             if kept is not None:
                 kept.value.zero_()
         device = channel.bucket.device
         names = [name for name, _ in channel.bucket.parameters]
-        saved = every[0]["memory"]
-        channel.memory = {name: saved[name].to(device, copy=True) for name in names if name in saved}
-        for state in mine:
-            _take(channel, wire, state, exact=exact)
+        channel.memory = {name: memory[name].to(device, copy=True) for name in names if name in memory}
+        if exact:
+            _take(channel, by_rank[wire.rank], exact=True)
+            continue
+        for rank in range(channel.wire.rank, len(every), channel.wire.ranks):
+            _take(channel, by_rank[rank], exact=False)
 
 
-def _take(channel: Channel, wire: Wire, state: dict[str, Any], *, exact: bool) -> None:
+def _remembering(reducer: Reducer) -> list[Channel]:
+    return [found for channel in reducer.channels if (found := channel.remembers) is not None]
+
+
+def _shares(reducer: Reducer) -> list[dict[str, Any]]:
+    return [channel.shares for channel in reducer.channels if channel.shares is not None]
+
+
+def _same_layout(state: dict[str, Any], reducer: Reducer, wire: Wire) -> bool:
+    return (state["ranks"], state["shares"]) == (wire.ranks, _shares(reducer))
+
+
+def _take(channel: Channel, state: dict[str, Any], *, exact: bool) -> None:
     if channel.residual is None:
         return
     _add_by_parameter(channel, channel.residual, state["residuals"])
@@ -81,8 +97,8 @@ def _take(channel: Channel, wire: Wire, state: dict[str, Any], *, exact: bool) -
     if not owed:
         return
     places = {name: (first, part.numel()) for name, (first, part) in owed.items()}
-    flat = torch.empty(_own_frame(channel, wire)[1], device=channel.bucket.device)
-    own_parts = list(_owned_parts(channel, wire, flat))
+    flat = torch.empty(_own_frame(channel)[1], device=channel.bucket.device)
+    own_parts = list(_owned_parts(channel, flat))
     if exact and places == {name: (first, part.numel()) for name, first, part in own_parts}:
         for name, _, part in own_parts:
             part.copy_(owed[name][1])
@@ -90,47 +106,57 @@ def _take(channel: Channel, wire: Wire, state: dict[str, Any], *, exact: bool) -
         return
     # Another layout of slices: what this rank owed as an owner, it now owes as a sender.
     start = 0
-    for name, parameter in channel.bucket.parameters:
+    for name, begin, numel in channel.bucket.parts:
         if name in owed:
             first, part = owed[name]
-            channel.residual.value[start + first : start + first + part.numel()] += part.to(flat.device)
-        start += parameter.numel()
+            low, high = max(first, begin), min(first + part.numel(), begin + numel)
+            if low < high:
+                place = start + low - begin
+                channel.residual.value[place : place + high - low] += part[low - first : high - first].to(flat.device)
+        start += numel
 
 
 def _by_parameter(channel: Channel, kept: Residual | None) -> dict[str, Tensor]:
+    """Each parameter's part of what is kept, in its shape."""
     if kept is None:
         return {}
-    parts = kept.value.split(list(channel.bucket.sizes))
-    return {
-        name: part.cpu().clone().view(parameter.shape)
-        for (name, parameter), part in zip(channel.bucket.parameters, parts, strict=True)
-    }
+    found = {}
+    for (name, parameter), part, (_, first, numel) in _split(channel, kept):
+        whole = torch.zeros(parameter.numel())
+        whole[first : first + numel] = part
+        found[name] = whole.view(parameter.shape)
+    return found
 
 
 def _add_by_parameter(channel: Channel, kept: Residual | None, saved: dict[str, Tensor]) -> None:
     if kept is None:
         return
-    parts = kept.value.split(list(channel.bucket.sizes))
-    for (name, _), part in zip(channel.bucket.parameters, parts, strict=True):
+    for (name, _), part, (_, first, numel) in _split(channel, kept):
         if name in saved:
-            part += saved[name].reshape(-1).to(part.device)
+            part += saved[name].reshape(-1)[first : first + numel].to(part.device)
 
 
-def _own_frame(channel: Channel, wire: Wire) -> tuple[int, int]:
+def _split(channel: Channel, kept: Residual) -> Iterator[tuple[tuple[str, Parameter], Tensor, tuple[str, int, int]]]:
+    bucket = channel.bucket
+    return zip(bucket.parameters, kept.value.split(list(bucket.sizes)), bucket.parts, strict=True)
+
+
+def _own_frame(channel: Channel) -> tuple[int, int]:
     """First element and length of this rank's slice of the bucket."""
+    wire = channel.wire
     slices = channel.bucket.frame(0, wire.ranks, wire.rank).slices()
     return sum(piece.numel for piece in slices[: wire.rank]), slices[wire.rank].numel
 
 
-def _owned_parts(channel: Channel, wire: Wire, owned: Tensor) -> Iterator[tuple[str, int, Tensor]]:
+def _owned_parts(channel: Channel, owned: Tensor) -> Iterator[tuple[str, int, Tensor]]:
     """(name, first element within the parameter, part of `owned`) of each parameter in this rank's slice."""
-    begin, length = _own_frame(channel, wire)
+    begin, length = _own_frame(channel)
     start = 0
-    for name, parameter in channel.bucket.parameters:
-        first, last = max(begin, start), min(begin + length, start + parameter.numel())
-        if first < last:
-            yield name, first - start, owned[first - begin : last - begin]
-        start += parameter.numel()
+    for name, first, numel in channel.bucket.parts:
+        low, high = max(begin, start), min(begin + length, start + numel)
+        if low < high:
+            yield name, first + low - start, owned[low - begin : high - begin]
+        start += numel
 
 
 def _check(states: Sequence[dict[str, Any]], reducer: Reducer, wire: Wire) -> None:
@@ -138,15 +164,15 @@ def _check(states: Sequence[dict[str, Any]], reducer: Reducer, wire: Wire) -> No
         raise ValueError(f"not compressor states of version {VERSION}; start without them")
     saved, ranks = states[0]["ranks"], sorted(state["rank"] for state in states)
     complete = ranks == list(range(saved))
-    if not complete and (saved != wire.ranks or wire.rank not in ranks):
+    if not complete and (not _same_layout(states[0], reducer, wire) or wire.rank not in ranks):
         raise ValueError(
-            f"these are the states of ranks {ranks} out of {saved}, and there are {wire.ranks} now: "
-            "give the list of all ranks' states"
+            f"these are the states of ranks {ranks} out of {saved}, and there are {wire.ranks} now, or other shares "
+            "of nodes: give the list of all ranks' states"
         )
     shapes = {
         name: parameter.shape
         for channel in reducer.channels
-        if channel.residual is not None
+        if channel.bucket.compressor.error_feedback
         for name, parameter in channel.bucket.parameters
     }
     for state in states:

@@ -27,8 +27,9 @@ MODULES = {
         "wrapping",
         "onebit_adam",
         "correction",
+        "hierarchy",
     ),
-    "gloo": ("exchange", "failures", "states"),  # what depends on who carries the messages
+    "gloo": ("exchange", "failures", "states", "hierarchy"),  # what depends on who carries the messages
 }
 
 

@@ -42,3 +42,25 @@ def test_policies_need_a_pattern_and_a_name():
     chosen = compressors.get("topk", policies=[{"match": "*norm*", "name": "none"}])
     assert isinstance(chosen.for_parameter("a.norm.weight"), compressors.NoCompression)
     assert isinstance(chosen.for_parameter("a.weight"), compressors.TopK)
+
+
+def test_compressors_inside_of_others_are_given_by_name():
+    chosen = compressors.get("hierarchical", inner={"name": "none"}, outer={"name": "topk", "density": 0.1})
+    assert isinstance(chosen.inner, compressors.NoCompression)
+    assert isinstance(chosen.outer, compressors.TopK)
+    assert chosen.settings()["outer"]["density"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inner": {"name": "onebit"}}, "inner must be none, fp16 or bf16"),
+        ({"outer": {"name": "rows"}}, "outer cannot be SparseRows"),
+        ({"outer": {"name": "hierarchical"}}, "outer cannot be Hierarchical"),
+        ({"outer": {"name": "topk", "policies": [{"match": "*", "name": "none"}]}}, "outer cannot be Policies"),
+        ({"nodes": [[0, 1], [2]]}, "same number of ranks"),
+    ],
+)
+def test_hierarchies_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        compressors.get("hierarchical", **options)

@@ -22,12 +22,24 @@ VARIANTS: dict[str, Callable[[], Compressor]] = {
     "randomk unbiased": lambda: compressors.RandomK(0.1, error_feedback=False),
     "int8 with feedback": lambda: compressors.ErrorFeedback(compressors.QSGD()),
     "policies": lambda: compressors.get("topk", density=0.1, policies=[{"match": "e*", "name": "onebit"}]),
+    "hierarchical none": lambda: two_levels("none"),
+    "hierarchical onebit": lambda: two_levels("onebit"),
+    "hierarchical powersgd": lambda: two_levels("powersgd"),
     "topk warm-up": lambda: compressors.TopK(0.05, exchange="two_phase", dense_steps=1, ramp_steps=2),
 }
 
+
+def two_levels(outer: str, inner: str = "none", **options) -> Compressor:
+    """A hierarchy with two ranks on each node where there are four ranks, else with one."""
+    ranks = list(range(hvd.size()))
+    nodes = [ranks[:2], ranks[2:]] if hvd.size() == 4 else [[rank] for rank in ranks]
+    return compressors.get("hierarchical", inner={"name": inner}, outer={"name": outer, **options}, nodes=nodes)
+
+
 # One for each way in which a bucket travels, for checks of what all compressors share.
 TYPICAL = {
-    name: VARIANTS[name] for name in ("none", "fp16", "int8", "onebit", "topk all_gather", "powersgd", "policies")
+    name: VARIANTS[name]
+    for name in ("none", "fp16", "int8", "onebit", "topk all_gather", "powersgd", "policies", "hierarchical onebit")
 }
 
 
