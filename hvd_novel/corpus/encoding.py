@@ -185,7 +185,7 @@ def _is_western(data: bytes) -> bool:
     high = b"".join(runs)
     alone = sum(len(run) == 1 for run in runs)
     known = len(high) - len(high.translate(None, _WESTERN)) - len(_BIG5_PAIR.findall(data))
-    return 3 * len(high) <= len(data) and 2 * alone >= len(high) and known >= 0.8 * len(high)
+    return 3 * len(high) <= len(data) and 2 * alone >= len(runs) and known >= 0.8 * len(high)
 
 
 @dataclass(frozen=True)
@@ -223,12 +223,11 @@ def _frequent(encoding: str) -> frozenset[str]:
     """What is not everyday but comes first in `encoding` for being frequent, and its full-width signs."""
     if encoding in _UTF16:
         return _frequent("gb18030") | _frequent("cp950")
+    codes = _codes(0xA1, 0xC6, 0x40)
     if encoding == "gb18030":
-        codes = _codes((0xA1, 0xA3), 0xA1) + _codes((0xB0, 0xD7), 0xA1)
-    else:
-        codes = _codes((0xA1, 0xC6), 0x40)
+        codes = _codes(0xA1, 0xA3, 0xA1) + _codes(0xB0, 0xD7, 0xA1)
     return frozenset("".join(code.decode(encoding, "ignore") for code in codes)) - _COMMON
 
 
-def _codes(leads: tuple[int, int], least_trail: int) -> list[bytes]:
-    return [bytes([lead, trail]) for lead in range(leads[0], leads[1] + 1) for trail in range(least_trail, 0xFF)]
+def _codes(first_lead: int, last_lead: int, first_trail: int) -> list[bytes]:
+    return [bytes([lead, trail]) for lead in range(first_lead, last_lead + 1) for trail in range(first_trail, 0xFF)]

@@ -18,14 +18,14 @@ import pyarrow as pa
 from hvd_novel.corpus.chapters import split_chapters
 from hvd_novel.corpus.clean import clean
 from hvd_novel.corpus.genres import UNKNOWN, recognise
-from hvd_novel.corpus.readers import Problem, Record, read_records
+from hvd_novel.corpus.readers import Item, Problem, Record, read_records
 from hvd_novel.corpus.report import Characters, FileReport, Report, Share, length_percentiles, shares, sum_up
 from hvd_novel.corpus.samples import SampleLengths, find_units, unit_samples
 from hvd_novel.corpus.sources import Source, find_sources
 from hvd_novel.corpus.store import SPLITS, StoreSplit
 from hvd_novel.corpus.stream import StreamEncoder, TokenStream
 from hvd_novel.corpus.tokenizer import load_tokenizer, tokenizer_hash, train_tokenizer
-from hvd_novel.corpus.writer import SampleWriter, check_target, replacing, write_header, write_novels
+from hvd_novel.corpus.writer import SampleWriter, check_target, replacing, tidy, write_header, write_novels
 from hvd_novel.errors import UserError
 
 _TRAINING_BYTES = 16_000_000  # of files; training takes about 100 bytes of memory for each of them
@@ -59,6 +59,7 @@ def prepare(
     lengths = SampleLengths(max_len, min_len, overlap)
     if not 0 <= validation_fraction < 1:
         raise UserError(f"--validation-fraction {validation_fraction} must be at least 0 and below 1")
+    tidy(out)
     check_target(out)
     sources = find_sources(paths, leave_out=out)
     if tokenizer is None:
@@ -94,16 +95,23 @@ def prepare(
 
 def _training_texts(sources: Sequence[Source]) -> Iterator[str]:
     """Pieces of the cleaned novels for the tokenizer, spread evenly over a corpus that is too large for it."""
-    size = sum(source.path.stat().st_size for source in sources if source.path.is_file())
+    size = sum(source.path.stat().st_size for source in sources if not source.unreadable and source.path.is_file())
     share, due = min(1.0, _TRAINING_BYTES / max(1, size)), 1.0
     for source in sources:
-        for record in read_records(source.path):
+        for record in _read(source):
             text = clean(record.text).text if isinstance(record, Record) else ""
             for start in range(0, len(text), _PIECE_CHARACTERS):
                 if due >= 1:
                     yield text[start : start + _PIECE_CHARACTERS]
                     due -= 1
                 due += share
+
+
+def _read(source: Source) -> Iterator[Item]:
+    if source.unreadable:
+        yield Problem(f"unreadable: {source.unreadable}")
+    else:
+        yield from read_records(source.path)
 
 
 class _Corpus:
@@ -118,7 +126,7 @@ class _Corpus:
     def add_file(self, source: Source) -> None:
         """Read a file to its end; what cannot be used becomes a line of its report."""
         file = FileReport(path=source.name)
-        for item in read_records(source.path):
+        for item in _read(source):
             if isinstance(item, Problem):
                 file.problems.append(str(item))
                 file.undecodable_bytes += item.dropped_bytes

@@ -57,10 +57,10 @@ def read_records(path: Path) -> Iterator[Item]:
     if reader is None:
         yield Problem("unsupported suffix")
         return
-    if path.exists() and not path.is_file():  # a pipe would block for ever
-        yield Problem("not a regular file")
-        return
     try:
+        if path.exists() and not path.is_file():  # a pipe would block for ever
+            yield Problem("not a regular file")
+            return
         with path.open("rb") as file:
             yield from reader(file)
     except OSError as error:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 _MOST_FILES = 20
 _PERCENTILES = {"min": 0, "p5": 5, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "p99": 99, "max": 100}
@@ -153,6 +153,8 @@ def shares(names: pa.ChunkedArray, tokens: np.ndarray) -> dict[str, Share]:
 def render(report: Report, console: Console) -> None:
     """Print the report as tables; of more than 20 files only those from which something was left out."""
     console.print(_files_table(report.files))
+    if any(file.reason for file in report.files):
+        console.print(_reasons_table(report.files))
     console.print(_totals_table(report))
     console.print(_shares_table("genre", report.genres))
     console.print(_shares_table("segment type", report.segment_types))
@@ -164,12 +166,29 @@ def render(report: Report, console: Console) -> None:
 def _files_table(files: list[FileReport]) -> Table:
     shown = files if len(files) <= _MOST_FILES else [file for file in files if file.status != "ok"]
     caption = None if len(shown) == len(files) else f"{len(files) - len(shown)} more files are ok"
-    table = _table("file", "status", "encoding", numbers=("chapters", "characters", "tokens"), caption=caption)
-    table.add_column("left out")
+    table = Table(_whole("file"), caption=caption)
+    for name in ("status", "encoding"):
+        table.add_column(name, no_wrap=True)
+    for name in ("chapters", "characters", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
     for file in shown:
         counts = (f"{file.chapters:,}", f"{file.characters.kept:,}", f"{file.tokens:,}")
-        table.add_row(escape(file.path), file.status, file.encoding or "-", *counts, escape(file.reason))
+        table.add_row(escape(file.path), file.status, file.encoding or "-", *counts)
     return table
+
+
+def _reasons_table(files: list[FileReport]) -> Table:
+    """A table of its own, so that reasons and names are readable on a narrow terminal."""
+    table = Table(_whole("file"), _whole("left out"))
+    for file in files:
+        if file.reason:
+            table.add_row(escape(file.path), escape(file.reason))
+    return table
+
+
+def _whole(name: str) -> Column:
+    """A column whose texts go on in the next line, wherever they must be broken."""
+    return Column(name, overflow="fold")
 
 
 def _totals_table(report: Report) -> Table:

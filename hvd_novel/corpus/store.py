@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from hvd_novel.corpus.aside import OLD, leftovers
 from hvd_novel.corpus.tokenizer import tokenizer_hash
 from hvd_novel.errors import UserError
 
@@ -216,7 +217,20 @@ def is_store(path: Path) -> bool:
     return isinstance(header, dict) and header.get("format") == FORMAT
 
 
+def first_foreign(path: Path) -> str | None:
+    """The first entry, by name, of the token store `path` that its header does not list; None if there is none."""
+    listed = json.loads((path / HEADER).read_text(encoding="utf-8")).get("files")
+    known = {Path(HEADER)}
+    for name in listed if isinstance(listed, dict) else ():
+        known |= {Path(name), *Path(name).parents}
+    entries = (entry.relative_to(path) for entry in path.rglob("*"))
+    return min((entry.as_posix() for entry in entries if entry not in known), default=None)
+
+
 def _read_header(path: Path) -> Header:
+    old = [] if path.exists() else [folder for folder in leftovers(path, OLD) if is_store(folder)]
+    if old:
+        raise UserError(f"the token store {path} is at {old[0]}: replacing it was interrupted; rename it, or {AGAIN}")
     if not path.is_dir():
         raise UserError(f"the token store {path} does not exist; make it with hvd-novel prepare ... --out {path}")
     if not is_store(path):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from hvd_novel.corpus import store
+from hvd_novel.corpus.aside import OLD, PARTIAL, aside, leftovers, real
 from hvd_novel.corpus.genres import GENRES
 from hvd_novel.corpus.samples import Sample
 from hvd_novel.corpus.segments import SEGMENT_TYPES
@@ -32,34 +32,60 @@ _BATCH_TOKENS = 1 << 22  # bounds memory, and the int32 offsets of an Arrow list
 def replacing(out: Path) -> Iterator[Path]:
     """A new folder beside `out` that takes its place when the block ends well; otherwise nothing has happened.
 
-    Raises UserError if `out` is neither absent, an empty folder nor a token store, or cannot be made.
+    Raises UserError if `out` cannot be made or `check_target` refuses it, before the block or after it.
     """
     check_target(out)
-    aside = out.resolve().with_name(f".{out.resolve().name}.{os.getpid()}.partial")
+    new = aside(out, PARTIAL)
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        yield aside
-        _sync(aside)
-        _put_in_place(aside, out.resolve())
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        yield new
+        _sync(new)
+        check_target(out)
+        _put_in_place(new, real(out))
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"--out {out} cannot be written: {reason}; make room there or choose another place") from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def tidy(out: Path) -> None:
+    """Mend what a killed process left beside `out`: put the old store back if it made room, remove the rest."""
+    place = real(out)
+    for old in leftovers(out, OLD):
+        if not store.is_store(place) and store.is_store(old):
+            with suppress(OSError):  # something else is there now
+                old.rename(place)
+    done = leftovers(out, OLD) if store.is_store(place) else []
+    for folder in done + leftovers(out, PARTIAL):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_target(out: Path) -> None:
-    """Raise UserError unless a store may be written to `out`."""
-    if out.exists() and not store.is_store(out) and not (out.is_dir() and not any(out.iterdir())):
+    """Raise UserError unless `out` is absent, an empty folder, or a token store with nothing else in it."""
+    try:
+        if real(out).is_symlink():
+            raise UserError(f"--out {out} is a symbolic link to itself; choose another folder or remove it")
+        if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+            return
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written: {error.strerror}; choose another place") from None
+    if not store.is_store(out):
         raise UserError(f"--out {out} exists and is not a token store; choose another folder or remove it")
+    foreign = store.first_foreign(out)
+    if foreign is not None:
+        raise UserError(
+            f"--out {out} holds {foreign}, which is not part of the token store and would be lost with it; "
+            "move it away or choose another folder"
+        )
 
 
-def _put_in_place(aside: Path, out: Path) -> None:
-    old = aside.with_suffix(".old")
+def _put_in_place(new: Path, out: Path) -> None:
+    old = aside(out, OLD)
     if out.exists():
         out.rename(old)
-    aside.rename(out)
+    new.rename(out)
     flush(out.parent)
     shutil.rmtree(old, ignore_errors=True)
 

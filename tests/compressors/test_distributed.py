@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from launch import LAUNCHERS, run_checks
 from run_checks import all_checks
+
+from tests.compressors.launch import LAUNCHERS, run_checks
 
 RANKS = (1, 2, 3, 4)
 _TIMEOUT = 240.0

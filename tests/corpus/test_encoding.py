@@ -110,6 +110,56 @@ def test_scattered_damage_does_not_turn_utf8_into_another_encoding() -> None:
         decode(bytes(data))
 
 
+@pytest.mark.parametrize("text", ["修仙", "天下大势，分久必合。", "第一章 风起", "凡人修仙传", "你好", "名侦探"])
+@pytest.mark.parametrize("codec", ["gb18030", "cp950"])
+def test_short_texts(codec: str, text: str) -> None:
+    data = text.encode(codec, "ignore")
+    decoded = decode(data)
+    assert decoded.text == data.decode(codec)
+    assert decoded.encoding == {"cp950": "big5"}.get(codec, codec)
+
+
+@pytest.mark.parametrize(("codec", "text"), [("gb18030", SIMPLIFIED), ("cp950", TRADITIONAL)])
+@pytest.mark.parametrize("length", [4, 5, 7, 12])
+def test_pieces_of_prose_are_never_read_wrongly(codec: str, text: str, length: int) -> None:
+    pieces = [text[start : start + length] for start in range(len(text) - length)]
+    read = 0
+    for piece in pieces:
+        try:
+            assert decode(piece.encode(codec)).text == piece
+        except UndecodableError:  # little but quotation marks
+            continue
+        read += 1
+    assert read >= 0.95 * len(pieces)
+
+
+def test_little_utf16_with_the_character_that_has_a_nul_byte() -> None:
+    for codec in ("utf-16-le", "utf-16-be"):
+        assert decode("他们女儿明儿一早就到".encode(codec)).text == "他们女儿明儿一早就到"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "café noir",
+        "A naïve cliché.",
+        "Größe über alles",
+        "À l’été, une créée forêt. " * 20,
+        "£5 note…",
+    ],
+)
+def test_a_few_accents_among_ascii_are_western(text: str) -> None:
+    decoded = decode(text.encode("cp1252"))
+    assert (decoded.text, decoded.encoding) == (text, "cp1252")
+
+
+@pytest.mark.parametrize("data", [b"ok\xff\xfe ok", b"\x80\xff\x81", "Привет".encode("cp1251"), b"\xff"])
+def test_too_little_to_judge_is_not_guessed(data: bytes) -> None:
+    with pytest.raises(UndecodableError, match="are not utf-8"):
+        decode(data)
+    assert decode(data + b"x" * 700).text.endswith("x" * 700)
+
+
 def test_binary_content_is_refused() -> None:
     noise = random.Random(0).randbytes(20_000)
     for data in (noise, bytes(range(128)) * 100, b"\x00" * 1000, bytes(b | 0x80 for b in noise)):

@@ -224,6 +224,101 @@ def test_the_old_store_goes_when_the_new_one_stands(
     assert removed == [["big5"]]
 
 
+def test_what_else_is_in_a_store_is_not_lost(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    prepare([corpus / "big5.txt"], out, **OPTIONS)
+    (out / "tokenizer" / "notes.txt").write_text("x")
+    (out / "runs" / "x").mkdir(parents=True)
+    before, lines = contents(out), list[str]()
+    for foreign in ("runs", "tokenizer/notes.txt"):
+        with pytest.raises(UserError, match=rf"--out .*store holds {foreign}, which is not part .*; move it away or"):
+            prepare([corpus], out, **OPTIONS, progress=lines.append)
+        shutil.rmtree(out / "runs", ignore_errors=True)
+    assert contents(out) == before
+    assert lines == []  # refused before the work
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["books", "store"]
+
+
+def test_what_comes_into_a_store_during_the_work_is_not_lost(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, write = tmp_path / "store", prepares.write_header
+    prepare([corpus / "big5.txt"], out, **OPTIONS)
+
+    def write_and_add(*arguments: Any, **facts: Any) -> None:
+        write(*arguments, **facts)
+        (out / "run.log").write_text("x")
+
+    monkeypatch.setattr(prepares, "write_header", write_and_add)
+    with pytest.raises(UserError, match="holds run.log, which is not part of the token store"):
+        prepare([corpus / "玄幻"], out, **OPTIONS)
+    assert TokenStore.open(out).novels["title"].to_pylist() == ["big5"]
+    assert (out / "run.log").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["books", "store"]
+
+
+def dead_process() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_a_kill_while_the_store_is_replaced(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    prepare([corpus / "big5.txt"], out, **OPTIONS)
+    script = (
+        "import json, os, sys; from pathlib import Path; from hvd_novel.corpus import writer; "
+        "from hvd_novel.corpus.prepare import prepare; rename = Path.rename; "
+        "Path.rename = lambda a, b: os._exit(9) if a.suffix == '.partial' else rename(a, b); "
+        "prepare([Path(sys.argv[1])], Path(sys.argv[2]), **json.loads(sys.argv[3]))"
+    )
+    command = [sys.executable, "-c", script, str(corpus / "玄幻"), str(out), json.dumps(OPTIONS)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert subprocess.run(command, env=environment).returncode == 9
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".old", ".partial", ""]
+    with pytest.raises(UserError, match=r"token store .*store is at .*\.store\.\d+\.old: .* rename it, or run"):
+        TokenStore.open(out)
+    with pytest.raises(UserError, match="none of the files can be used"):  # whatever becomes of the next run
+        prepare([corpus / "empty.txt"], out, **OPTIONS)
+    assert TokenStore.open(out).novels["title"].to_pylist() == ["big5"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["books", "store"]
+
+
+def test_only_leftovers_of_dead_processes_are_removed(corpus: Path, tmp_path: Path) -> None:
+    dead, living = dead_process(), os.getppid()
+    kept = [f".store.{living}.partial", ".store.notes", f".other.{dead}.partial", f"store.{dead}.partial"]
+    for name in [*kept, f".store.{dead}.partial", f".store.{os.getpid()}.partial", f".store.{dead}.old"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    for _ in range(2):
+        prepare([corpus / "big5.txt"], tmp_path / "store", **OPTIONS)
+    assert {path.name for path in tmp_path.iterdir()} == {"books", "store", *kept}
+
+
+def test_a_link_to_itself_and_a_closed_folder_are_reported(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (corpus / "self.txt").symlink_to("self.txt")
+    listing = Path.iterdir
+
+    def refuse(path: Path) -> Any:
+        if path.name == "玄幻":
+            raise PermissionError(13, "Permission denied")
+        return listing(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    report = prepare([corpus], tmp_path / "store", **OPTIONS)
+    reasons = {file.path: (file.status, file.reason) for file in report.files}
+    assert reasons["books/self.txt"] == ("skipped", "unreadable: Too many levels of symbolic links")
+    assert reasons["books/玄幻"] == ("skipped", "unreadable: Permission denied")
+    assert reasons["books/big5.txt"] == ("ok", "")
+
+
+def test_no_file_is_read_twice(corpus: Path, tmp_path: Path) -> None:
+    report = prepare([corpus / "big5.txt", corpus, corpus, corpus / "玄幻"], tmp_path / "store", **OPTIONS)
+    assert (report.totals.files, report.totals.novels) == (10, 14)
+
+
 def test_a_full_disk(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -295,3 +390,25 @@ def test_the_report_as_tables(corpus: Path, tmp_path: Path) -> None:
     assert "18 more files are ok" in text
     assert "genres not recognised, counted as unknown: 烹饪 (1)" in text
     assert f"{report.totals.characters.read:,} read = {report.totals.characters.kept:,} kept" in text
+
+
+def cells(table: str, column: int) -> str:
+    """What a column of a printed table says, joined over its lines."""
+    lines = [line.split("│") for line in table.splitlines() if line.startswith("│")]
+    return "".join("".join(line[column].split()) for line in lines)
+
+
+def test_names_and_reasons_are_whole_on_a_narrow_terminal(corpus: Path, tmp_path: Path) -> None:
+    long = "x" * 70
+    (corpus / f"{long}.txt").write_bytes(b"\xff" * 9)
+    (corpus / "玄幻" / f"{'很长的名字' * 10}.txt").write_text(novel(1, 1), encoding="utf-8")
+    report = prepare([corpus], tmp_path / "store", **OPTIONS)
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    render(report, console)
+    text = console.export_text()
+    assert "…" not in text
+    files, reasons = text.split("└")[:2]
+    assert cells(files, 1) == "".join(file.path for file in report.files)
+    assert cells(reasons, 1) == "".join(file.path for file in report.files if file.reason)
+    assert cells(reasons, 2) == "".join("".join(file.reason.split()) for file in report.files)
+    assert all(f"{file.tokens:,} │" in files for file in report.files)

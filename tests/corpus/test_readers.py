@@ -101,6 +101,43 @@ def test_an_undecodable_line_and_a_damaged_line(tmp_path: Path) -> None:
     assert problems(tmp_path / "a.jsonl")[1] == "line 3: 1 undecodable byte dropped"
 
 
+@pytest.mark.parametrize("codec", ["gb18030", "big5", "utf-8", "utf-8-sig"])
+def test_the_encoding_of_a_file_of_lines_is_judged_from_all_of_it(tmp_path: Path, codec: str) -> None:
+    texts = ["修仙", "天下大勢，分久必合。", "plain", "他說", "—", "著"]
+    lines = [json.dumps({"content": text}, ensure_ascii=False) for text in texts]
+    (tmp_path / "a.jsonl").write_bytes("\n".join(lines).encode(codec))
+    found = records(tmp_path / "a.jsonl")
+    assert [record.text for record in found] == texts
+    assert {record.encoding for record in found} == {codec.removesuffix("-sig")}
+    assert problems(tmp_path / "a.jsonl") == []
+
+
+@pytest.mark.parametrize("codec", ["gb18030", "big5"])
+def test_a_single_short_line(tmp_path: Path, codec: str) -> None:
+    for text in ("修仙", "天下大" if codec == "big5" else "天下大势，分久必合。"):
+        (tmp_path / "a.jsonl").write_bytes(f'{{"content":"{text}"}}\n'.encode(codec))
+        assert [(record.text, record.encoding) for record in records(tmp_path / "a.jsonl")] == [(text, codec)]
+
+
+@pytest.mark.parametrize("other", ["修仙", "plain"])
+def test_a_damaged_line_is_left_out_and_changes_no_encoding(tmp_path: Path, other: str) -> None:
+    good = json.dumps({"content": other}, ensure_ascii=False).encode()
+    (tmp_path / "a.jsonl").write_bytes(good + b'\n{"content":"ok\xff\xfe"}\n' + good)
+    assert {(record.text, record.encoding) for record in records(tmp_path / "a.jsonl")} == {(other, "utf-8")}
+    assert problems(tmp_path / "a.jsonl") == ["line 2: undecodable: 2 of 19 bytes are not utf-8"]
+
+
+def test_what_is_not_ascii_may_come_late_in_a_file_of_lines(tmp_path: Path) -> None:
+    line = json.dumps({"content": "a" * 100_000 + SIMPLIFIED}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_bytes("\n".join(['{"content": "b"}'] * 20_000 + [line]).encode("gb18030"))
+    assert records(tmp_path / "a.jsonl")[-1].text.endswith(SIMPLIFIED)
+
+
+def test_accents_in_a_file_of_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"content": "café noir"}\n{"content": "plain"}'.encode("cp1252"))
+    assert [record.text for record in records(tmp_path / "a.jsonl")] == ["café noir", "plain"]
+
+
 def test_invalid_json(tmp_path: Path) -> None:
     for content in ('{"content": ', "[" * 100_000, '{"content": "甲"} {"content": "乙"}'):
         (tmp_path / "a.json").write_text(content, encoding="utf-8")

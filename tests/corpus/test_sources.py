@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,42 @@ def test_each_file_once_and_never_the_store(make: Callable[..., None], tmp_path:
     make("books/a.txt", "books/store/report.json")
     (tmp_path / "books" / "loop").symlink_to(tmp_path / "books")
     assert sources("books/a.txt", "books", "books/a.txt", leave_out="books/store") == [("a.txt", None)]
+
+
+def test_a_path_given_twice_and_a_file_also_in_a_folder(make: Callable[..., None], tmp_path: Path) -> None:
+    make("books/a.txt", "books/sub/b.txt")
+    (tmp_path / "other.txt").symlink_to("books/a.txt")
+    both = [("books/a.txt", None), ("books/sub/b.txt", None)]
+    assert sources("books", "books", "./books", "books/sub/../a.txt", "books/sub", "other.txt") == both
+    assert sources("books/sub", "books") == [("sub/b.txt", None), ("books/a.txt", None)]
+
+
+def test_a_link_to_itself_stands_for_a_file(make: Callable[..., None], tmp_path: Path) -> None:
+    make("books/a.txt")
+    (tmp_path / "books" / "self.txt").symlink_to("self.txt")
+    (tmp_path / "books" / "ring").symlink_to("gnir")
+    (tmp_path / "books" / "gnir").symlink_to("ring")
+    expected = ["books/a.txt", "books/gnir", "books/ring", "books/self.txt"]
+    assert [name for name, _ in sources("books", "books")] == expected
+    with pytest.raises(UserError, match=r"self.txt is a symbolic link to nothing; check the path"):
+        sources("books/self.txt")
+
+
+@pytest.mark.parametrize("method", ["iterdir", "is_dir"])  # a folder that cannot be listed, or not entered
+def test_an_unreadable_folder(make: Callable[..., None], monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    make("books/a.txt", "books/closed/b.txt", "books/d.txt")
+    original = getattr(Path, method)
+
+    def refuse(path: Path) -> Any:
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return original(path)
+
+    monkeypatch.setattr(Path, method, refuse)
+    found = [(source.name, source.unreadable) for source in find_sources([Path("books")], Path("out"))]
+    assert found == [("books/a.txt", ""), ("books/closed", "Permission denied"), ("books/d.txt", "")]
+    with pytest.raises(UserError, match="closed cannot be read: Permission denied; check its permissions"):
+        sources("books/closed")
 
 
 def test_paths_that_are_not_there(make: Callable[..., None]) -> None:
