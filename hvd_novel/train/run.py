@@ -193,7 +193,6 @@ def _find_checkpoint(config: Config, folder: RunFolder, store: TokenStore) -> tu
 def _prepare_folder(folder: RunFolder, config: Config, topology: comm.Topology, step: int) -> None:
     if topology.rank == 0:
         folder.create(config, {"ranks": topology.size, "controller": comm.controller()})
-        folder.lock()
         writer.remove_unfinished(folder.checkpoints)
         writer.set_aside_after(folder.checkpoints, step)
         folder.status("running", step)

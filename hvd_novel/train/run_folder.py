@@ -30,6 +30,8 @@ from hvd_novel.files import replace_text
 # What may change between the starts of one run: it does not alter what is learned. (The store may move; that it is the
 # same one, its fingerprint shows.)
 _FREE = ("run.dir", "data.store", "log.", "evaluate.", "sample.", "checkpoint.", "compute.threads")
+# What a start killed before it wrote config.yaml may have left.
+_FIRST = {"checkpoints", "samples", ".lock", ".config.yaml.tmp"}
 _PACKAGES = (
     "hvd-novel",
     "torch",
@@ -61,7 +63,7 @@ class RunFolder:
         if not self.path.exists():
             return
         if not self.config.exists():
-            if not self.path.is_dir() or any(self.path.iterdir()):
+            if not self.path.is_dir() or {path.name for path in self.path.iterdir()} - _FIRST:
                 raise UserError(f"run.dir={self.path} exists and is not a run folder; choose another run.dir")
             return
         before, now = dict(_flat(self.load_tree())), dict(_flat(config.model_dump(mode="json")))
@@ -78,10 +80,14 @@ class RunFolder:
             )
 
     def create(self, config: Config, facts: dict[str, Any]) -> None:
-        """Make the folder, or take it up again, and describe this start in it."""
+        """Make the folder, or take it up again, and describe this start in it.
+
+        Raises UserError if another process uses it until this one ends, or if it cannot be written.
+        """
         try:
             for folder in (self.checkpoints, self.samples):
                 folder.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
             replace_text(self.config, configuration.dump(config))
             replace_text(
                 self.path / "environment.json",
@@ -90,8 +96,8 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot write to run.dir={self.path}: {error.strerror or error}") from None
 
-    def lock(self) -> None:
-        """Keep other processes from using this run folder until this one ends. Raises UserError if one does."""
+    def _take_lock(self) -> None:
+        """Keep other processes from using this run folder until this one ends."""
         self._lock = (self.path / ".lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
