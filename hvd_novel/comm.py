@@ -65,13 +65,17 @@ def launched_rank() -> int:
     return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), 0)
 
 
-def init(*, deterministic: bool) -> Topology:
-    """Start Horovod. `deterministic` switches tensor fusion off: with it, bits depend on timing at >= 3 ranks."""
+def init(*, deterministic: bool, process_sets: bool = False) -> Topology:
+    """Start Horovod.
+
+    `deterministic` switches tensor fusion off: with it, bits depend on timing at >= 3 ranks. `process_sets` lets sets
+    of ranks be made later, as hierarchical compression does.
+    """
     for name, value in (_DEFAULTS if launched() else _DEFAULTS | _ALONE).items():
         os.environ.setdefault(name, value)
     if deterministic:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
-    hvd.init()
+    hvd.init(process_sets="dynamic" if process_sets else None)
     return topology()
 
 

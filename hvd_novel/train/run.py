@@ -38,7 +38,7 @@ def train(config: Config, console: Console) -> bool:
     Returns True if the run is finished, False if a signal stopped it after saving. Every rank calls this; a
     mistake found on one raises the same UserError on all.
     """
-    topology = comm.init(deterministic=config.run.deterministic)
+    topology = comm.init(deterministic=config.run.deterministic, process_sets=config.compression.name == "hierarchical")
     say: Say = (lambda line: console.print(line, markup=False, highlight=False)) if topology.rank == 0 else _silent
     folder = RunFolder(Path(config.run.dir))
 
