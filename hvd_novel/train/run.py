@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,7 +40,9 @@ def train(config: Config, console: Console) -> bool:
     mistake found on one raises the same UserError on all.
     """
     topology = comm.init(deterministic=config.run.deterministic, process_sets=config.compression.name == "hierarchical")
-    say: Say = (lambda line: console.print(line, markup=False, highlight=False)) if topology.rank == 0 else _silent
+    say: Say = _silent
+    if topology.rank == 0:
+        say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     folder = RunFolder(Path(config.run.dir))
 
     device = comm.together(lambda: set_up_device(config.compute, config.run.deterministic, topology), "train.device")
