@@ -30,7 +30,8 @@ def test_quickstart_does_the_main_job(tmp_path: Path) -> None:
 
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
     bits = [record["bits_per_character"] for record in records if record["kind"] == "eval"]
-    assert bits == sorted(bits, reverse=True), "bits per character fall"
+    assert bits[-1] < 0.97 * bits[0], "bits per character fall"
+    assert bits[-1] < 1.01 * min(bits), "and have not begun to rise"
     below = re.search(r"below the unigram model\W+([\d.]+)%", done.output)
     assert below is not None
     assert float(below.group(1)) >= 10
