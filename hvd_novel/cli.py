@@ -148,7 +148,7 @@ def evaluate(run: Run, step: Step = None, device: Device = None, as_json: AsJson
         print(json.dumps(result))
         return
     _table(
-        f"{run}, step {result['step']}: validation split",
+        f"validation split at step {result['step']}",
         {
             "tokens": f"{result['tokens']:,}",
             "characters": f"{result['characters']:,}",
