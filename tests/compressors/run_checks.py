@@ -33,9 +33,11 @@ MODULES = {
 }
 
 
-def all_checks(launcher: str) -> list[str]:
-    """Names of the checks to be run under `launcher`, in order."""
-    return [f"{name}.{check}" for name in MODULES[launcher] for check in _checks(name)]
+def all_checks(launcher: str, ranks: int) -> list[str]:
+    """Names of the checks to be run under `launcher` on `ranks` ranks, in order."""
+    # Gloo's threads spin: four ranks on two cores take minutes for what others do in seconds.
+    modules = ("exchange",) if (launcher, ranks) == ("gloo", 4) else MODULES[launcher]
+    return [f"{name}.{check}" for name in modules for check in _checks(name)]
 
 
 def _checks(name: str) -> list[str]:
@@ -47,7 +49,7 @@ def main(launcher: str, folder: Path) -> None:
     hvd.init(process_sets="dynamic")
     torch.set_num_threads(1)
     with (folder / f"rank-{hvd.rank()}.jsonl").open("w", buffering=1) as file:
-        for name in all_checks(launcher):
+        for name in all_checks(launcher, hvd.size()):
             module, check = name.split(".")
             error, begin = None, time.perf_counter()
             try:

@@ -14,7 +14,7 @@ from run_checks import all_checks
 from tests.compressors.launch import LAUNCHERS, run_checks
 
 RANKS = (1, 2, 3, 4)
-_TIMEOUT = 240.0
+_TIMEOUT = 420.0
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,10 @@ def outcome(tmp_path_factory):
 
 
 CASES = [
-    (launcher, ranks, name) for launcher in LAUNCHERS for ranks in RANKS for name in ("launch", *all_checks(launcher))
+    (launcher, ranks, name)
+    for launcher in LAUNCHERS
+    for ranks in RANKS
+    for name in ("launch", *all_checks(launcher, ranks))
 ]
 
 

@@ -57,5 +57,6 @@ def test_peak_memory_follows_the_chunk_not_the_pack() -> None:
         return int(done.stdout)
 
     whole, chunked = peak_mib(2048), peak_mib(64)
-    assert whole > 1500, "logits, their softmax and gradient at once"
-    assert chunked < whole / 3
+    logits = 2048 * 100_000 * 4 / 2**20
+    assert whole > logits
+    assert chunked < 0.75 * logits
