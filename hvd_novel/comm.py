@@ -101,19 +101,9 @@ def all_gather_object(value: T, name: str) -> list[T]:
     return list(hvd.allgather_object(value, name=name))
 
 
-def broadcast_object(value: T, name: str) -> T:
-    """Rank 0's value, on every rank."""
-    return hvd.broadcast_object(value, root_rank=0, name=name)
-
-
 def broadcast_parameters(model: torch.nn.Module) -> None:
     """Give every rank the parameters and buffers of rank 0."""
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-
-
-def barrier() -> None:
-    """Wait for every rank."""
-    hvd.barrier()
 
 
 def together(action: Callable[[], T], name: str) -> T:
