@@ -1,4 +1,4 @@
-"""The command line: ``hvd-novel prepare | train | eval | generate | export``.
+"""The command line: ``hvd-novel prepare | train | eval | generate | export | bench``.
 
 Exit codes: 0 done, 1 failure, 2 a mistake of the user's (one message, no traceback), 75 stopped by a signal after
 saving (start the same command again to go on).
@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from hvd_novel import __version__
+from hvd_novel.bench.commands import app as bench
 from hvd_novel.errors import UserError
 
 OK, FAILURE, MISTAKE, REQUEUE = 0, 1, 2, 75
@@ -36,6 +37,7 @@ app = typer.Typer(
     * `hvd-novel export runs/first --out model`
     """,
 )
+app.add_typer(bench, name="bench")
 err = Console(stderr=True)
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder (`run.dir` of the training configuration).")]
 Step = Annotated[Optional[int], typer.Option(help="Checkpoint to use; default: the newest whole one.")]  # noqa: UP045

@@ -1,0 +1,209 @@
+"""Validation loss under compression against dense training, at equal steps, with the bytes that were sent.
+
+Runs `hvd-novel train` itself, under a launcher, once for each scheme and seed. Every scheme trains with the learning
+rate that serves dense AdamW best among those offered, so that the reference is not a straw man.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from hvd_novel.config import Config
+from hvd_novel.errors import UserError
+from hvd_novel.train.run import load_config
+from hvd_novel.train.run_folder import RunFolder
+
+Say = Callable[[str], None]
+DENSE = "none"
+WARM_UP = 0.15
+"""Share of the steps that are dense before a scheme with a frozen variance compresses."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A way to compress, as settings of the training configuration; `{warm_up}` and `{ramp}` are counts of steps."""
+
+    settings: tuple[str, ...]
+    explanation: str
+
+
+SCHEMES = {
+    DENSE: Scheme((), "dense AdamW"),
+    "int8": Scheme(("compression.name=int8",), "AdamW, unbiased int8"),
+    "powersgd": Scheme(("compression.name=powersgd", "compression.rank=8"), "AdamW, PowerSGD of rank 8"),
+    "onebit-adam": Scheme(
+        ("compression.name=onebit", "optimizer.name=onebit-adam", "optimizer.freeze_step={warm_up}"),
+        "OneBitAdam, 15 % dense",
+    ),
+    "topk-adam": Scheme(
+        (
+            "compression.name=topk",
+            "compression.density=0.01",
+            "compression.momentum={beta1}",
+            "optimizer.name=topk-adam",
+            "optimizer.freeze_step={warm_up}",
+        ),
+        "TopKAdam, 1 %, 15 % dense",
+    ),
+    "topk": Scheme(
+        (
+            "compression.name=topk",
+            "compression.density=0.01",
+            "compression.dense_steps={ramp}",
+            "compression.ramp_steps={ramp}",
+        ),
+        "AdamW, top-k 1 %, 10 % dense and 10 % ramp",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one training run ended."""
+
+    scheme: str
+    seed: int
+    lr: float
+    loss: float
+    """Validation loss after the last step, nats per token."""
+    bytes_sent: int
+    """By all ranks in all steps, warm-up included."""
+    bytes_dense: int
+    """What fp32 ring all-reduces would have sent."""
+    curve: list[tuple[int, float, int]]
+    """(step, validation loss, bytes sent so far) at each evaluation."""
+
+    @property
+    def times_fewer_bytes(self) -> float:
+        """Than dense fp32; 1 on one rank, which sends nothing."""
+        return self.bytes_dense / self.bytes_sent if self.bytes_sent else 1.0
+
+
+def convergence(
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    out: Path,
+    schemes: Sequence[str],
+    seeds: int,
+    rates: Sequence[float],
+    launcher: str,
+    say: Say,
+) -> list[Run]:
+    """Tune dense training over `rates` with the first seed, then run every scheme with each seed.
+
+    `launcher` is put before each `hvd-novel train`. Runs found finished below `out` are not repeated. Raises UserError
+    for an unknown scheme, a configuration that is wrong, or a run that fails.
+    """
+    unknown = [name for name in schemes if name not in SCHEMES]
+    if unknown:
+        raise UserError(f"no scheme is called {', '.join(unknown)}; there are {', '.join(SCHEMES)}")
+    checked = load_config(config, [*overrides, f"run.dir={out / 'check'}"])
+    steps, beta1 = checked.schedule.steps, checked.optimizer.betas[0]
+    counts = {"warm_up": max(1, int(WARM_UP * steps)), "ramp": max(1, steps // 10), "beta1": beta1}
+
+    def run(scheme: str, seed: int, lr: float) -> Run:
+        settings = [setting.format(**counts) for setting in SCHEMES[scheme].settings]
+        folder = out / f"{scheme}-lr{lr:g}-seed{seed}"
+        settings = [*overrides, f"run.dir={folder}", f"run.seed={seed}", f"optimizer.lr={lr}", *settings]
+        if not _is_finished(folder, load_config(config, settings)):
+            _train(config, settings, launcher)
+        result = read(folder, scheme, seed, lr)
+        say(f"{folder.name}: validation loss {result.loss:.4f}, {result.times_fewer_bytes:.1f} times fewer bytes")
+        return result
+
+    tuning = [run(DENSE, 1, lr) for lr in rates]
+    best = min(tuning, key=lambda result: result.loss)
+    if len(rates) > 1 and best.lr in (min(rates), max(rates)):
+        say(
+            f"warning: the best rate, {best.lr:g}, is the last of those offered on its side: dense may be tuned further"
+        )
+    return [run(scheme, seed, best.lr) for scheme in dict.fromkeys([DENSE, *schemes]) for seed in range(1, seeds + 1)]
+
+
+def read(folder: Path, scheme: str, seed: int, lr: float) -> Run:
+    """What the records of a finished run say."""
+    sent, dense = 0, 0.0
+    curve: list[tuple[int, float, int]] = []
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        record: dict[str, Any] = json.loads(line)
+        if record["kind"] == "train":
+            sent += record["bytes_sent"]
+            dense += record["bytes_sent"] * record["compression_ratio"]
+        elif record["kind"] == "eval":
+            curve.append((record["step"], record["loss"], sent))
+    return Run(scheme, seed, lr, curve[-1][1], sent, round(dense), curve)
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """Mean and spread over seeds for each scheme, against dense."""
+    printed = Table(title=f"validation loss at equal steps, learning rate {runs[0].lr:g}")
+    for column in ("scheme", "loss, mean of seeds", "lowest to highest", "against dense", "times fewer bytes"):
+        printed.add_column(column, justify="left" if column == "scheme" else "right")
+    for row in summary(runs):
+        printed.add_row(
+            SCHEMES[row["scheme"]].explanation,
+            f"{row['loss']:.4f}",
+            f"{row['lowest']:.4f} to {row['highest']:.4f}",
+            f"{row['against_dense']:+.2%}",
+            f"{row['times_fewer_bytes']:.1f}",
+        )
+    return printed
+
+
+def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A row for each scheme: `against_dense` is the mean's distance from dense training's, relative."""
+    by_scheme: dict[str, list[Run]] = {}
+    for run in runs:
+        by_scheme.setdefault(run.scheme, []).append(run)
+    reference = statistics.mean(run.loss for run in by_scheme[DENSE])
+    return [
+        {
+            "scheme": scheme,
+            "seeds": len(group),
+            "loss": statistics.mean(run.loss for run in group),
+            "lowest": min(run.loss for run in group),
+            "highest": max(run.loss for run in group),
+            "against_dense": statistics.mean(run.loss for run in group) / reference - 1,
+            "times_fewer_bytes": statistics.mean(run.times_fewer_bytes for run in group),
+        }
+        for scheme, group in by_scheme.items()
+    ]
+
+
+def as_json(runs: Sequence[Run]) -> dict[str, Any]:
+    """Everything measured: `runs` (see `Run`) and `summary`."""
+    return {"summary": summary(runs), "runs": [asdict(run) for run in runs]}
+
+
+def _is_finished(folder: Path, config: Config) -> bool:
+    """Whether `folder` holds a finished run; UserError if it is one of another configuration."""
+    RunFolder(folder).check(config)
+    status = folder / "status.json"
+    return status.exists() and json.loads(status.read_text(encoding="utf-8"))["state"] == "finished"
+
+
+def _train(config: Path, settings: Sequence[str], launcher: str) -> None:
+    program = str(Path(sys.executable).with_name("hvd-novel"))
+    done = subprocess.run(
+        [*shlex.split(launcher), program, "train", str(config), *settings],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if done.returncode != 0:
+        tail = "\n".join(done.stdout.splitlines()[-15:])
+        raise UserError(f"a training run of the benchmark failed with code {done.returncode}; it printed last:\n{tail}")
