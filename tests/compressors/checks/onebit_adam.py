@@ -11,6 +11,7 @@ import torch
 from torch.nn import Parameter
 
 import compressors
+from compressors.exchange import process_set
 
 from .common import (
     assert_close,
@@ -19,6 +20,7 @@ from .common import (
     gradients_of,
     make_parameters,
     must_be_the_same,
+    owed_in_total,
     states_of_all_ranks,
     summed,
     wrap,
@@ -141,6 +143,36 @@ def check_resuming_is_going_on():
     for step in range(8, 12):
         _step(again, resumed, step)
     assert_equal({n: p.detach() for n, p in resumed.items()}, {n: p.detach() for n, p in parameters.items()})
+
+
+def check_resizing_keeps_what_is_owed():
+    """4 ranks, then 2, then 3, in the compressed stage, each going on from the states of the ranks before."""
+    if hvd.size() < 4:
+        return
+    states, saved, values = [], None, None
+    for members in (process_set(list(range(count))) for count in (4, 2, 3)):
+        parameters = make_parameters(SHAPES)
+        adam = _adam(parameters, freeze_step=2)
+        optimizer = wrap(parameters, compressors.OneBit(), adam, process_set=members, min_numel=0)
+        if members.included():
+            if saved is not None:
+                optimizer.load_state_dict(saved)
+                optimizer.load_compression_state_dict(states)
+                for name, value in values.items():
+                    parameters[name].data.copy_(value)
+                assert optimizer.compressed
+        now = states_of_all_ranks(optimizer)[: len(members.ranks)]
+        if states:
+            assert_close(owed_in_total(now, parameters), owed_in_total(states, parameters), 1e-6)
+        if members.included():
+            for step in range(4):
+                _step(optimizer, parameters, step)
+        states = states_of_all_ranks(optimizer)[: len(members.ranks)]
+        assert any(state["owed"] for state in states)
+        ends = hvd.allgather_object({name: p.detach() for name, p in parameters.items()})
+        for other in ends[1 : len(members.ranks)]:
+            assert_equal(other, ends[0])
+        saved, values = hvd.allgather_object(optimizer.state_dict())[0], ends[0]
 
 
 def check_a_poisoned_step_did_not_happen():
