@@ -39,6 +39,11 @@ class ConsoleSink:
             )
         elif record["kind"] == "sample":
             self._print(f"sample at step {record['step']}: {record['prompt']}{record['text']}")
+        elif record["kind"] == "ledger":
+            self._print(
+                f"epoch {record['epoch']} done at step {record['step']}: {record['tokens']:,} tokens = "
+                f"{record['trained']:,} trained + {record['masked']:,} masked (context, first of a sample)"
+            )
         elif record["kind"] == "checkpoint":
             self._print(f"checkpoint at step {record['step']}: {record['path']} ({record['seconds']:.1f} s)")
 

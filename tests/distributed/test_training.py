@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 
 from hvd_novel.config import Config
 from hvd_novel.corpus.store import TokenStore
-from hvd_novel.sharding.plan import Plan
-from hvd_novel.train.run import load_config
+from hvd_novel.model.loss import IGNORE
+from hvd_novel.sharding.cost import TOKENS
+from hvd_novel.sharding.packing import packs_of
+from hvd_novel.train.run import load_config, make_plan
 from tests.launch import hvd_novel, run
 
 STEPS = 20
@@ -45,15 +47,11 @@ def relative(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> flo
 
 def tokens_per_rank(config: Config, ranks: int) -> list[list[int]]:
     split = TokenStore.open(Path(config.data.store)).split("train")
-    plan = Plan(
-        split.lengths,
-        split.trained_tokens,
-        seed=config.run.seed,
-        step_tokens=config.batch.tokens,
-        pack_tokens=config.batch.micro_batch_tokens,
-    )
-    steps = (plan.step(step, ranks).packs for step in range(STEPS))
-    return [[int(split.trained_tokens[[d for p in packs for d in p]].sum()) for packs in step] for step in steps]
+    plan = make_plan(config, split, TOKENS)
+    steps = (plan.step(step, [config.batch.micro_batch_tokens] * ranks).packs for step in range(STEPS))
+    return [
+        [sum(int((pack.labels != IGNORE).sum()) for pack in packs_of(split, packs)) for packs in step] for step in steps
+    ]
 
 
 @pytest.mark.timeout(900)
