@@ -64,7 +64,7 @@ class ConsoleSink:
     def _line(self, seconds_left: float) -> str:
         last = self._interval[-1]
         trained = sum(r["trained_tokens"] for r in self._interval)
-        loss = sum(r["loss"] * r["trained_tokens"] for r in self._interval) / trained
+        loss = sum(r["loss"] * r["trained_tokens"] for r in self._interval) / max(1, trained)
         rate = sum(r["tokens"] for r in self._interval) / max(1e-9, sum(r["seconds"] for r in self._interval))
         sent = sum(r["bytes_sent"] for r in self._interval) / len(self._interval)
         ratio = sum(r["compression_ratio"] for r in self._interval) / len(self._interval)

@@ -12,7 +12,6 @@ import numba
 import numpy as np
 
 _compiled = numba.njit(cache=True, nogil=True)
-_BLOCK = 256  # rooms whose occupation is counted together in `best_fit_decreasing`
 
 
 @_compiled
@@ -101,53 +100,92 @@ def longest_processing_time(weights: np.ndarray, replicas: int) -> np.ndarray:
 
 
 @_compiled
+def progress(order: np.ndarray, lengths: np.ndarray, owners: np.ndarray, replicas: int) -> np.ndarray:
+    """The part of its owner's tokens that comes up to and with each document of `order`, float64 in [0, 1]."""
+    totals, done = np.zeros(replicas), np.zeros(replicas)
+    for document in order:
+        totals[owners[document]] += lengths[document]
+    parts = np.empty(len(order))
+    for i in range(len(order)):
+        owner = owners[order[i]]
+        done[owner] += lengths[order[i]]
+        parts[i] = done[owner] / max(totals[owner], 1.0)
+    return parts
+
+
+@_compiled
 def best_fit_decreasing(sizes: np.ndarray, starts: np.ndarray, capacities: np.ndarray) -> np.ndarray:
     """Pack items, largest first, each into the fullest pack with room for it; returns the pack of each, int32.
 
     Those of replica r are `sizes[starts[r]:starts[r + 1]]`, descending and at most `capacities[r]`; its packs are
-    numbered from 0. An item costs the square root of the capacity at most, however many packs are open.
+    numbered from 0. Rooms are found by bits: an item costs about the same however many packs are open.
     """
     widest = capacities.max()
-    packs, below, room_of = (
-        np.empty(len(sizes), np.int32),
-        np.empty(len(sizes), np.int32),
-        np.empty(len(sizes), np.int32),
-    )
+    packs, below = np.empty(len(sizes), np.int32), np.empty(len(sizes), np.int32)
+    room_of = np.empty(len(sizes), np.int32)
     newest = np.full(widest + 1, -1, np.int32)  # of the packs with this much room left; the others lie `below` it
-    occupied = np.zeros(widest // _BLOCK + 1, np.int32)
+    rooms = np.zeros(widest // 64 + 1, np.uint64)  # a bit for each room that some pack has left
+    words = np.zeros(len(rooms) // 64 + 1, np.uint64)  # a bit for each word of `rooms` that is not 0
     for replica in range(len(capacities)):
         count = 0
         for i in range(starts[replica], starts[replica + 1]):
-            room = _tightest(newest, occupied, sizes[i])
+            room = _next_room(rooms, words, sizes[i])
             if room < 0:
                 room, pack = capacities[replica], count
                 count += 1
             else:
                 pack = newest[room]
                 newest[room] = below[pack]
-                occupied[room // _BLOCK] -= newest[room] < 0
+                if newest[room] < 0:
+                    rooms[room // 64] ^= _bit(room)
+                    if rooms[room // 64] == 0:
+                        words[room // 4096] ^= _bit(room // 64)
             packs[i] = pack
             room -= sizes[i]
-            occupied[room // _BLOCK] += newest[room] < 0
+            rooms[room // 64] |= _bit(room)
+            words[room // 4096] |= _bit(room // 64)
             below[pack], newest[room], room_of[pack] = newest[room], pack, room
         for pack in range(count):
             newest[room_of[pack]] = -1
-        occupied[:] = 0
+            rooms[room_of[pack] // 64] = 0
+        words[:] = 0
     return packs
 
 
 @_compiled
-def _tightest(newest: np.ndarray, occupied: np.ndarray, size: int) -> int:
+def _bit(index: int) -> np.uint64:
+    return np.uint64(1) << np.uint64(index % 64)
+
+
+@_compiled
+def _next_room(rooms: np.ndarray, words: np.ndarray, size: int) -> int:
     """The smallest room >= `size` that a pack has left, or -1."""
-    room = size
-    while room < len(newest):
-        if room % _BLOCK == 0 and occupied[room // _BLOCK] == 0:
-            room += _BLOCK
-        elif newest[room] >= 0:
-            return room
-        else:
-            room += 1
-    return -1
+    found = rooms[size // 64] & ~(_bit(size) - np.uint64(1))
+    if found:
+        return size // 64 * 64 + _lowest(found)
+    word = size // 64 + 1
+    if word >= len(rooms):
+        return -1
+    group = word // 64
+    found = words[group] & ~(_bit(word) - np.uint64(1))
+    while not found:
+        group += 1
+        if group == len(words):
+            return -1
+        found = words[group]
+    word = group * 64 + _lowest(found)
+    return word * 64 + _lowest(rooms[word])
+
+
+@_compiled
+def _lowest(bits: np.uint64) -> int:
+    """The number of the lowest bit set; there is one."""
+    number = 0
+    for width in (32, 16, 8, 4, 2, 1):
+        if not bits & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)):
+            bits >>= np.uint64(width)
+            number += width
+    return number
 
 
 @_compiled

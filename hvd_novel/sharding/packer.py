@@ -46,7 +46,7 @@ def pack(
     starts = np.searchsorted(owner[grouped], np.arange(len(caps) + 1))
     number = np.empty(len(owner), np.int32)
     number[grouped] = kernels.best_fit_decreasing(spans.lengths[grouped], starts, np.array(caps, np.int64))
-    order = np.lexsort((number, owner))
+    order = np.argsort(owner.astype(np.int64) << 32 | number, kind="stable")
     columns = np.stack([column[order] for column in (owner, number, spans.document, spans.start, spans.stop)])
     return _listed(columns, costs[order], len(caps))
 

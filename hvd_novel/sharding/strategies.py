@@ -39,7 +39,7 @@ def cut(documents: np.ndarray, lengths: np.ndarray, chunk: int) -> Spans:
     """The spans, of at most `chunk` tokens, of `documents`; `lengths` are those of all documents."""
     turn, start, stop = kernels.cut(documents, lengths, chunk)
     document = documents[turn].astype(np.int32)
-    order = np.lexsort((start, document, start - stop))
+    order = np.argsort((start - stop).astype(np.int64) << 32 | document, kind="stable")
     return Spans(document[order], start[order], stop[order], turn[order])
 
 
@@ -63,9 +63,5 @@ def greedy_owners(lengths: np.ndarray, replicas: int) -> np.ndarray:
 
 def consumed_together(order: np.ndarray, lengths: np.ndarray, owners: np.ndarray, replicas: int) -> None:
     """Rearrange `order` so that replicas come through their own documents, each in its order, at an equal pace."""
-    progress = np.empty(len(order))
-    for replica in range(replicas):
-        mine = owners[order] == replica
-        tokens = lengths[order[mine]].cumsum(dtype=np.int64)
-        progress[mine] = tokens / max(1, tokens[-1] if len(tokens) else 0)
+    progress = kernels.progress(order, lengths, owners, replicas)
     order[:] = order[np.argsort(progress, kind="stable")]

@@ -176,8 +176,8 @@ class Trainer:
         """All checksums are equal if and only if the mean of their squares is the square of their mean."""
         if self.topology.size * squares != checksums**2:
             raise UserError(
-                f"ranks planned step {self.step} differently; nothing was saved since. All must run the same version "
-                "of this program and read the same token store"
+                f"ranks planned step {self.step + 1} differently; nothing was saved since. "
+                "All must run the same version of this program and read the same token store"
             )
 
     def _account(self, planned: StepPlan, tokens: int, trained: int) -> None:

@@ -57,7 +57,12 @@ def tokens_per_rank(config: Config, ranks: int) -> list[list[int]]:
 @pytest.mark.timeout(900)
 def test_launchers_and_ranks_agree(write_config: Callable[..., Path]) -> None:
     # Few documents a step, so that ranks train unequal numbers of tokens.
-    sections = {"batch": {"tokens": 700, "micro_batch_tokens": 300}, "log": {"every": 10}}
+    # Some samples are longer than packs, and costs are fitted on the way.
+    sections = {
+        "batch": {"tokens": 700, "micro_batch_tokens": 200},
+        "sharding": {"refit_every": 6},
+        "log": {"every": 10},
+    }
     results = {}
     for launcher, ranks in LAUNCHES:
         path = write_config(f"{launcher.replace(' ', '')}-{ranks}", **sections)
@@ -73,6 +78,8 @@ def test_launchers_and_ranks_agree(write_config: Callable[..., Path]) -> None:
     for key, folder in results.items():
         assert losses(folder) == pytest.approx(losses(one), rel=LOSS_TOLERANCE), key
         assert relative(final_parameters(folder), final_parameters(one)) < PARAMETER_TOLERANCE, key
+        trainer = json.loads((folder / "checkpoints" / f"step-{STEPS:08d}" / "trainer.json").read_text("utf-8"))
+        assert 0 < trainer["plan"]["cost"][0] < 1, "seconds for a token, not the model's FLOP"
 
 
 @pytest.mark.timeout(600)
@@ -93,3 +100,13 @@ def test_gradients_equal_one_process(compression: str, store: Path, tmp_path: Pa
         assert len(set(packs)) > 1, "the numbers of packs were meant to differ"
         assert relative(gradients[ranks], {k: v for k, v in gradients[1].items() if k != "packs"}) < tolerance
     assert 0 in packs
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("launcher", "memory"), [("mpirun", "a window"), ("horovodrun --gloo", "a file")])
+def test_plans_in_shared_memory(launcher: str, memory: str, write_config: Callable[..., Path]) -> None:
+    """One copy a node, the same plan on every rank; a rank that plans another way stops all of them at once."""
+    worker = Path(__file__).with_name("sharding_worker.py")
+    finished = run(["python", str(worker), str(write_config())], launcher=launcher, ranks=2)
+    assert finished.code == 0, finished.output
+    assert f"all well in {memory}" in finished.output
