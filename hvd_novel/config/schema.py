@@ -68,7 +68,7 @@ class BatchConfig(Section):
     tokens: Positive = 16384
     """Token budget of one step, over all ranks together."""
     micro_batch_tokens: Positive = 8192
-    """Most tokens in one pack, that is in one forward and backward; a rank accumulates packs, longer samples are cut."""
+    """Most tokens in one pack, that is in one forward and backward; more are accumulated, longer samples cut."""
 
 
 class ShardingConfig(Section):

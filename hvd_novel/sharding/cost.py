@@ -21,6 +21,7 @@ _FIRST_REFIT = 50
 _WARM_UP = 3  # steps after each start whose times are not used: compilation, caches, memory pools
 _KEPT = 2048  # newest measurements of a rank that a fit uses
 _FEWEST = 16  # measurements of all ranks below which there is no fit
+_MODEL_ERROR = 0.5  # relative, of the model's coefficients
 _HUBER = 1.345  # in robust standard deviations: beyond it a measurement loses weight (Huber 1964)
 
 
@@ -125,19 +126,34 @@ def best_fit(measured: Sequence[Measured], initial: Cost) -> Cost | None:
     if len(rows) < _FEWEST:
         return None
     relative = rows[:, :3] / rows[:, 3:]  # so that short packs count as much as long ones
-    fitted = _robust(relative)
-    candidates = [*([fitted] if fitted is not None else []), *(_scaled(relative, cost) for cost in (initial, TOKENS))]
+    model = _scaled(relative, initial)
+    fitted = _robust(relative, _expected(model, rows[:, 0].sum() / rows[:, 2].sum()))
+    candidates = [*([fitted] if fitted is not None else []), model, _scaled(relative, TOKENS)]
     errors = [float(np.median(np.abs(relative @ np.array(cost) - 1))) for cost in candidates]
     return candidates[int(np.argmin(errors))]
 
 
-def _robust(relative: np.ndarray) -> Cost | None:
-    """Iteratively reweighted least squares for ``relative @ cost = 1`` with no negative coefficient."""
+def _expected(model: Cost, length: float) -> np.ndarray:
+    """What `model` says of spans about as long as `length`, as rows ``row @ cost = 1``, [3, 3]."""
+    lengths = length * np.array([0.25, 1.0, 4.0])
+    return np.stack([lengths, lengths**2, np.ones(3)], axis=1) / model.of(lengths)[:, None]
+
+
+def _robust(relative: np.ndarray, expected: np.ndarray) -> Cost | None:
+    """Iteratively reweighted least squares for ``relative @ cost = 1`` with no negative coefficient.
+
+    Packs that are all alike cannot tell the coefficients apart: `expected` decides what times leave open. It is taken
+    to be right to within a half, which does not count against times that agree among themselves.
+    """
     scale = relative.mean(axis=0)  # the features differ by many orders of magnitude
-    features, weights = relative / scale, np.ones(len(relative))
+    features, weights, deviation = relative / scale, np.ones(len(relative)), 0.1
     solution = None
     for _ in range(20):
-        solution = _non_negative(features * weights[:, None], weights)
+        trust = deviation / _MODEL_ERROR
+        solution = _non_negative(
+            np.concatenate([features * weights[:, None], expected / scale * trust]),
+            np.concatenate([weights, np.full(len(expected), trust)]),
+        )
         if solution is None:
             return None
         residual = np.abs(features @ solution - 1)

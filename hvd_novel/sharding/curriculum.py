@@ -51,7 +51,7 @@ class Curriculum:
         `most`, `steps` and `total` say how it is cut into steps, see `kernels.step_bounds`.
         """
         thresholds = np.array(self._settings.thresholds, np.int64)
-        documents, starts = kernels.grouped(order, lengths, thresholds, self._kinds, self._weights, seed)
+        documents, starts = kernels.grouped(order, lengths, thresholds, self._kinds, self._weights, seed + 1)
         kernels.interleaved(
             order, documents, starts, lengths, most, steps, total, first_step, self._starts, self._mixes
         )

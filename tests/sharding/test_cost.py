@@ -80,6 +80,23 @@ def test_packs_that_are_all_alike_are_survived() -> None:
     assert fitted.of(np.array([1000]))[0] == pytest.approx(0.5)
 
 
+def test_full_packs_leave_the_balance_of_tokens_to_the_model() -> None:
+    """Packs of equal tokens and noisy times say nothing about what a token costs more than a span."""
+    generator = np.random.default_rng(4)
+    lengths = np.array([256] * 16)
+    for _ in range(20):
+        packs = []
+        for _ in range(60):
+            count = int(generator.integers(14, 17))
+            tokens = 4096 + int(generator.integers(-30, 1))
+            seconds = float(TRUE.of(lengths).sum() * generator.lognormal(0, 0.2))
+            packs.append(Measured(tokens, tokens * 256, count, seconds))
+        fitted = best_fit(packs, INITIAL)
+        assert fitted is not None
+        ratio = fitted.of(np.array([512]))[0] / fitted.of(np.array([128]))[0]
+        assert 2.5 < ratio < 6, "about four times the tokens, about four times the cost"
+
+
 def test_too_few_times_change_nothing() -> None:
     model = CostModel(INITIAL, 10)
     assert model.refit(measurements(10)) == INITIAL
