@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 _FIRST_REFIT = 50
 _WARM_UP = 3  # steps after each start whose times are not used: compilation, caches, memory pools
-_KEPT = 2048  # newest measurements of a rank that a fit uses
+_KEPT = 512  # newest measurements of a rank that a fit uses
 _FEWEST = 16  # measurements of all ranks below which there is no fit
 _MODEL_ERROR = 0.5  # relative, of the model's coefficients
 _HUBER = 1.345  # in robust standard deviations: beyond it a measurement loses weight (Huber 1964)
@@ -106,11 +106,10 @@ class CostModel:
         """Whether all ranks fit after `step` steps of the run."""
         return self._every > 0 and (step % self._every == 0 or step == min(_FIRST_REFIT, self._every))
 
-    def take(self) -> list[Measured]:
-        """This rank's measurements since the last call."""
-        taken = list(self._measured)
-        self._measured.clear()
-        return taken
+    @property
+    def measured(self) -> list[Measured]:
+        """This rank's newest measurements."""
+        return list(self._measured)
 
     def refit(self, measured: Iterable[Measured]) -> Cost:
         """The cost that explains the measurements of all ranks best; without enough of them, the one in force."""

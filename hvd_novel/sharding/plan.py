@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,7 +42,7 @@ class StepPlan:
     """What one optimizer step trains."""
 
     epoch: int
-    documents: np.ndarray
+    documents: np.ndarray = field(compare=False)  # the checksum covers them
     """The documents of the step, int32, ascending; empty ones are among them, but in no pack."""
     packs: list[Packs]
     """packs[replica][i]: the spans of that replica's i-th pack; a replica may have none."""

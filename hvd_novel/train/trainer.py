@@ -198,7 +198,7 @@ class Trainer:
     def _refit(self, result: StepResult) -> None:
         self.cost_model.observe(result.packs)
         if self.cost_model.due(self.step):
-            measured = comm.all_gather_object(self.cost_model.take(), "train.cost.measured")
+            measured = comm.all_gather_object(self.cost_model.measured, "train.cost.measured")
             cost = self.cost_model.refit([pack for packs in measured for pack in packs])
             # Linear algebra may round differently on another processor: that of rank 0 counts.
             self.plan.cost = self.cost_model.cost = comm.all_gather_object(cost, "train.cost")[0]

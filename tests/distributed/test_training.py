@@ -61,7 +61,7 @@ def test_launchers_and_ranks_agree(write_config: Callable[..., Path]) -> None:
     # Some samples are longer than packs, and costs are fitted on the way.
     sections = {
         "batch": {"tokens": 700, "micro_batch_tokens": 200},
-        "sharding": {"refit_every": 6},
+        "sharding": {"refit_every": 10},
         "log": {"every": 10},
     }
     results = {}

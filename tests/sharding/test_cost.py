@@ -119,11 +119,10 @@ def test_warm_up_and_the_pack_that_sends_gradients_are_not_measured() -> None:
     packs = measurements(5)
     for _ in range(3):
         model.observe(packs)
-    assert model.take() == []
+    assert model.measured == []
     model.observe(packs)
     model.observe(packs[:1])
-    assert model.take() == [*packs[:-1], packs[0]]
-    assert model.take() == []
+    assert model.measured == [*packs[:-1], packs[0]]
 
 
 def test_fits_come_at_declared_steps() -> None:
@@ -134,7 +133,7 @@ def test_fits_come_at_declared_steps() -> None:
     assert not any(never.due(step) for step in range(500))
     for _ in range(10):
         never.observe(measurements(5))
-    assert never.take() == []
+    assert never.measured == []
 
 
 def cost_of(name: str, longest: int = 4096, **keys: object) -> Cost:
