@@ -229,11 +229,6 @@ def test_an_absent_store_is_refused_by_every_rank(write_config: WriteConfig, tmp
     _assert_message(done.output, str(tmp_path / "absent"))
 
 
-def test_packs_smaller_than_a_sample_are_refused(write_config: WriteConfig) -> None:
-    done = hvd_novel("train", write_config(batch={"micro_batch_tokens": 100}))
-    assert_mistake(done, "batch.micro_batch_tokens=100 is smaller than the longest sample", "--max-len 100")
-
-
 def test_a_pretrained_model_with_another_tokenizer_is_refused(
     finished_run: Path, tmp_path: Path, write_config: WriteConfig
 ) -> None:

@@ -7,6 +7,7 @@ from hvd_novel.config.schema import (
     CompressionConfig,
     ComputeConfig,
     Config,
+    CurriculumConfig,
     DataConfig,
     EvaluateConfig,
     LogConfig,
@@ -15,6 +16,7 @@ from hvd_novel.config.schema import (
     RunConfig,
     SampleConfig,
     ScheduleConfig,
+    ShardingConfig,
 )
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "CompressionConfig",
     "ComputeConfig",
     "Config",
+    "CurriculumConfig",
     "DataConfig",
     "EvaluateConfig",
     "LogConfig",
@@ -31,6 +34,7 @@ __all__ = [
     "RunConfig",
     "SampleConfig",
     "ScheduleConfig",
+    "ShardingConfig",
     "dump",
     "load",
     "nearest",

@@ -41,6 +41,8 @@ def _type(annotation: Any) -> str:
         return _type(arguments[0])
     if origin is tuple:
         return f"[{', '.join(map(_type, arguments))}]"
+    if origin is dict:
+        return "{name: " + _type(arguments[1]) + "}"
     if arguments:
         return " | ".join(map(_type, arguments))
     return "null" if annotation is type(None) else str(annotation.__name__)

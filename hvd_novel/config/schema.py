@@ -68,7 +68,50 @@ class BatchConfig(Section):
     tokens: Positive = 16384
     """Token budget of one step, over all ranks together."""
     micro_batch_tokens: Positive = 8192
-    """Most tokens in one pack, that is in one forward and backward; more tokens a rank are accumulated."""
+    """Most tokens in one pack, that is in one forward and backward; more are accumulated, longer samples cut."""
+
+
+class ShardingConfig(Section):
+    """How the samples of a step are dealt to ranks."""
+
+    strategy: Literal["cost", "token", "random", "greedy"] = "cost"
+    """cost: equal cost in every step; others to compare with: token, random, greedy (equal tokens over the epoch)."""
+    refit_every: NonNegative = 200
+    """Steps between fits of the cost to measured times; the first comes after 50 at the latest. 0 keeps the model's."""
+
+
+Mix = Annotated[tuple[Fraction, Fraction, Fraction], Field(strict=False)]
+Length = Annotated[int, Field(ge=2)] | None
+
+
+class CurriculumConfig(Section):
+    """What kinds of samples come early, in the middle and late in the run."""
+
+    enabled: bool = False
+    boundaries: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.3, 0.7)
+    """Where the middle and the late phase begin, as fractions of `schedule.steps`."""
+    thresholds: Annotated[tuple[Positive, Positive], Field(strict=False)] = (512, 2048)
+    """Tokens from which a sample is medium and long."""
+    early: Mix = (0.8, 0.2, 0.0)
+    """Shares of short, medium and long samples in the steps of the early phase, as long as there are enough."""
+    middle: Mix = (0.0, 0.7, 0.3)
+    late: Mix = (0.0, 0.4, 0.6)
+    max_lengths: Annotated[tuple[Length, Length, Length], Field(strict=False)] = (None, None, None)
+    """Most tokens of a sample trained as one piece in each phase; longer ones are cut. null sets no limit."""
+    segment_weights: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """Segment types with weights other than 1: heavier ones come earlier in the epoch."""
+    genre_weights: dict[str, Annotated[float, Field(ge=0)]] = {}
+
+    @model_validator(mode="after")
+    def _in_order(self) -> CurriculumConfig:
+        for key in ("boundaries", "thresholds"):
+            first, second = getattr(self, key)
+            if first > second:
+                raise ValueError(f"{key} must not fall: {first}, {second}")
+        for key in ("early", "middle", "late"):
+            if sum(getattr(self, key)) == 0:
+                raise ValueError(f"{key} must give at least one kind of samples a share")
+        return self
 
 
 class OptimizerConfig(Section):
@@ -184,6 +227,8 @@ class Config(Section):
     model: ModelConfig
     schedule: ScheduleConfig
     batch: BatchConfig = BatchConfig()
+    sharding: ShardingConfig = ShardingConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     compute: ComputeConfig = ComputeConfig()
     compression: CompressionConfig = CompressionConfig()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
@@ -138,59 +139,111 @@ class TokenStore:
         return pa.Table.from_batches(_map_batches(self.path / "novels.arrow")[1], NOVEL_SCHEMA)
 
 
-class StoreSplit:
-    """The samples of one split, in the order of the corpus; their tokens stay in the mapped file.
+class Column:
+    """Numbers of all samples in the mapped file, read without a copy of the whole."""
 
-    `lengths`, `context` and `characters` are the int32 [samples] columns of SCHEMA.
+    def __init__(self, parts: list[np.ndarray], first: np.ndarray) -> None:
+        self._parts, self._first = parts, first
+
+    def __getitem__(self, samples: np.ndarray) -> np.ndarray:
+        """The numbers of `samples`, an int array that ascends."""
+        bounds = np.searchsorted(samples, self._first)
+        chosen = [
+            self._parts[batch][samples[bounds[batch] : bounds[batch + 1]] - self._first[batch]]
+            for batch in np.flatnonzero(np.diff(bounds))
+        ]
+        return np.concatenate(chosen) if chosen else np.empty(0, np.int32)
+
+
+class StoreSplit:
+    """The samples of one split, in the order of the corpus; everything stays in the mapped file until asked for.
+
+    `lengths`, `context` and `characters` are the int32 [samples] columns of SCHEMA; they are joined, and so copied,
+    when first used.
     """
 
     def __init__(self, path: Path) -> None:
         mapped, self._batches = _map_batches(path)
         self._words = np.frombuffer(mapped, np.int32, count=mapped.size // 4)
-        starts = [_word_offsets(batch["input_ids"], mapped.address) for batch in self._batches]
-        self._starts = np.concatenate([np.empty(0, np.int64), *starts])
-        self.lengths = self._column("length", np.int32)
-        self.context = self._column("context", np.int32)
-        self.characters = self._column("characters", np.int32)
-        self._genres = self._names("genre")
-        self._segment_types = self._names("segment_type")
-        assert len(self._starts) == len(self.lengths)
+        self._bases = [_base(batch["input_ids"], mapped.address) for batch in self._batches]
+        self._offsets = [batch["input_ids"].offsets.to_numpy() for batch in self._batches]
+        self._first = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return int(self._first[-1])
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample."""
+        return self._joined("length")
+
+    @cached_property
+    def context(self) -> np.ndarray:
+        """Tokens at the start of each sample that are no labels."""
+        return self._joined("context")
+
+    @cached_property
+    def characters(self) -> np.ndarray:
+        """Characters that the trained tokens of each sample stand for."""
+        return self._joined("characters")
 
     @cached_property
     def trained_tokens(self) -> np.ndarray:
         """Tokens of each sample whose labels are trained, int32 [samples]."""
         return self.lengths - self.context
 
+    def column(self, name: str) -> Column:
+        """The int32 column `name` of SCHEMA."""
+        return Column([batch[name].to_numpy(zero_copy_only=True) for batch in self._batches], self._first)
+
+    def copy_column(self, name: str, out: np.ndarray) -> None:
+        """Write the int32 column `name` of SCHEMA to `out`, int32 [samples]."""
+        for batch, first in zip(self._batches, self._first[:-1], strict=True):
+            out[first : first + batch.num_rows] = batch[name].to_numpy(zero_copy_only=True)
+
     def input_ids(self, index: int) -> np.ndarray:
         """The tokens of a sample, int32 [length]: a read-only view of the mapped file."""
-        start = self._starts[index]
-        return self._words[start : start + self.lengths[index]]
+        batch, row = self._place(index)
+        start, stop = self._offsets[batch][row : row + 2]
+        return self._words[self._bases[batch] + start : self._bases[batch] + stop]
+
+    def value(self, name: str, index: int) -> Any:
+        """The value of a sample in the column `name` of SCHEMA."""
+        batch, row = self._place(index)
+        return self._batches[batch][name][row].as_py()
 
     def genre(self, index: int) -> str:
         """The genre of a sample, one of `genres.GENRES`."""
-        codes, names = self._genres
-        return names[codes[index]]
+        return str(self.value("genre", index))
 
     def segment_type(self, index: int) -> str:
         """The segment type of a sample, one of `segments.SEGMENT_TYPES`."""
-        codes, names = self._segment_types
-        return names[codes[index]]
+        return str(self.value("segment_type", index))
+
+    def codes(self, name: str, names: Sequence[str]) -> np.ndarray:
+        """A column of names as their places in `names`, uint8 [samples]."""
+        codes = np.empty(len(self), np.uint8)
+        for batch, first in zip(self._batches, self._first[:-1], strict=True):
+            places = np.array([names.index(found) for found in batch[name].dictionary.to_pylist()], np.uint8)
+            codes[first : first + batch.num_rows] = places[batch[name].indices.to_numpy(zero_copy_only=True)]
+        return codes
 
     def columns(self) -> pa.Table:
         """All samples as a table with the columns of SCHEMA, over the mapped file."""
         return pa.Table.from_batches(self._batches, SCHEMA)
 
-    def _column(self, name: str, dtype: type) -> np.ndarray:
-        return _joined([batch[name] for batch in self._batches], dtype)
+    def _place(self, index: int) -> tuple[int, int]:
+        """The batch that a sample lies in, and its row there."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"no sample {index}; there are {len(self)}")
+        index %= len(self)
+        batch = int(np.searchsorted(self._first, index, side="right")) - 1
+        return batch, index - int(self._first[batch])
 
-    def _names(self, name: str) -> tuple[np.ndarray, list[str]]:
-        """A column of names as codes, int8 [samples], and the names they stand for."""
-        columns = [batch[name] for batch in self._batches]
-        names = columns[0].dictionary.to_pylist() if columns else []
-        return _joined([column.indices for column in columns], np.int8), names
+    def _joined(self, name: str) -> np.ndarray:
+        """A column as one array; of a single batch it is a view."""
+        arrays = [batch[name].to_numpy(zero_copy_only=True) for batch in self._batches]
+        return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.int32), *arrays])
 
 
 def fingerprint(header: dict[str, Any]) -> str:
@@ -265,18 +318,12 @@ def _map_batches(path: Path) -> tuple[pa.Buffer, list[pa.RecordBatch]]:
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}; {AGAIN}") from None
 
 
-def _joined(parts: list[pa.Array], dtype: type) -> np.ndarray:
-    """One array from those of all batches; of a single batch it is a view."""
-    arrays = [part.to_numpy(zero_copy_only=True) for part in parts]
-    return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, dtype), *arrays])
-
-
-def _word_offsets(lists: pa.ListArray, base: int) -> np.ndarray:
-    """Where each list of int32 begins, in words from the address `base`, int64 [lists]."""
+def _base(lists: pa.ListArray, base: int) -> int:
+    """Where the values of lists of int32 begin, in words from the address `base`."""
     values = lists.values.buffers()[1]
     assert lists.values.offset == 0
     if values is None:
-        return np.zeros(len(lists), np.int64)
+        return 0
     offset, rest = divmod(values.address - base, 4)
     assert rest == 0
-    return lists.offsets.to_numpy()[:-1].astype(np.int64) + offset
+    return int(offset)

@@ -39,6 +39,11 @@ class ConsoleSink:
             )
         elif record["kind"] == "sample":
             self._print(f"sample at step {record['step']}: {record['prompt']}{record['text']}")
+        elif record["kind"] == "ledger":
+            self._print(
+                f"epoch {record['epoch']} done at step {record['step']}: {record['tokens']:,} tokens = "
+                f"{record['trained']:,} trained + {record['masked']:,} masked (context, first of a sample)"
+            )
         elif record["kind"] == "checkpoint":
             self._print(f"checkpoint at step {record['step']}: {record['path']} ({record['seconds']:.1f} s)")
 
@@ -59,7 +64,7 @@ class ConsoleSink:
     def _line(self, seconds_left: float) -> str:
         last = self._interval[-1]
         trained = sum(r["trained_tokens"] for r in self._interval)
-        loss = sum(r["loss"] * r["trained_tokens"] for r in self._interval) / trained
+        loss = sum(r["loss"] * r["trained_tokens"] for r in self._interval) / max(1, trained)
         rate = sum(r["tokens"] for r in self._interval) / max(1e-9, sum(r["seconds"] for r in self._interval))
         sent = sum(r["bytes_sent"] for r in self._interval) / len(self._interval)
         ratio = sum(r["compression_ratio"] for r in self._interval) / len(self._interval)

@@ -12,6 +12,8 @@ A record is a flat dict with ``kind`` and ``step`` (completed optimizer steps). 
 |            | gradient was not finite and the step left the parameters alone)                               |
 | eval       | loss, perplexity, bits_per_token, bits_per_character, tokens, characters, seconds             |
 | sample     | prompt, genre, text                                                                           |
+| ledger     | epoch (just ended), documents, empty_documents, tokens (of the store) = trained + masked +    |
+|            | truncated + carried (the last two are 0), unexplained (0)                                     |
 | checkpoint | path, seconds                                                                                 |
 
 Numbers that are not finite are written as null.

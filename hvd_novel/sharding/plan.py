@@ -1,23 +1,40 @@
 """The plan: which documents form a step, and how they are dealt to replicas and packed.
 
-A pure function of (lengths, seed, step, token budget, pack size, number of replicas): resuming needs nothing but
-the step, and at another number of replicas the same documents form the same step.
+A pure function of the store, seed, step, token budget, curriculum, strategy, cost, caps and number of replicas:
+resuming needs nothing but the step, the cost and the caps. Which documents form a step depends neither on cost nor
+on caps, and, but for the strategy `greedy`, not on the number of replicas.
 
-Two levels. A step takes the next contiguous slice of the epoch's shuffled order. Inside it documents go to
-replicas longest first, each to the least loaded; inside a replica best-fit-decreasing makes packs.
+Two levels. A step takes the next contiguous slice of the epoch's order, sized by the token budget. Inside it
+documents longer than the smallest cap are cut into spans, spans go to replicas longest first, each to the least
+loaded, and best-fit-decreasing packs them inside a replica.
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left, insort
-from dataclasses import dataclass
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
+from hvd_novel import comm
 from hvd_novel.errors import UserError
+from hvd_novel.sharding import kernels
+from hvd_novel.sharding.cost import TOKENS, Cost
+from hvd_novel.sharding.curriculum import Curriculum
+from hvd_novel.sharding.packer import pack
+from hvd_novel.sharding.spans import Span
+from hvd_novel.sharding.strategies import STRATEGIES, consumed_together, greedy_owners
 
-Packs = list[list[int]]
+Packs = list[list[Span]]
+
+
+class Column(Protocol):
+    """Numbers of all documents, read for some of them."""
+
+    def __getitem__(self, documents: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -25,102 +42,129 @@ class StepPlan:
     """What one optimizer step trains."""
 
     epoch: int
+    documents: np.ndarray = field(compare=False)  # the checksum covers them
+    """The documents of the step, int32, ascending; empty ones are among them, but in no pack."""
     packs: list[Packs]
-    """packs[replica][i]: the documents of that replica's i-th pack; a replica may have none."""
+    """packs[replica][i]: the spans of that replica's i-th pack; a replica may have none."""
+    costs: list[list[float]]
+    """costs[replica][i]: the modelled cost of that pack."""
+    tokens: int
+    """All tokens of the step, over all replicas."""
     trained_tokens: int
     """Labels trained in this step over all replicas: the divisor of its loss."""
-
-    @property
-    def documents(self) -> list[int]:
-        """All documents of the step, in ascending order."""
-        return sorted(document for packs in self.packs for pack in packs for document in pack)
+    checksum: int
+    """20 bits that differ between different plans of a step, but for one in a million."""
 
 
 class Plan:
     """Steps over a split of a token store; every document is trained once in each epoch.
 
-    `lengths` and `trained` are int arrays [documents]: tokens, and tokens whose labels are trained. A step holds
-    about `step_tokens` tokens (all steps of an epoch are equally large to within one document), a pack at most
-    `pack_tokens`. Raises UserError if a document fits into no pack, or there are none.
+    `lengths` int32 [documents] are tokens; of each document the first `context` tokens (at least one) are no labels.
+    A step holds about `step_tokens` tokens: all steps of an epoch are equally large to within one document, a
+    document of more tokens has a step almost to itself. `cost` may be replaced between steps, alike on all ranks.
+    Raises UserError if there is nothing to train.
+
+    The epoch's order lies in memory that the ranks of a node share: all ranks must ask for the same steps.
     """
 
     def __init__(
-        self, lengths: np.ndarray, trained: np.ndarray, *, seed: int, step_tokens: int, pack_tokens: int
+        self,
+        lengths: np.ndarray,
+        context: Column,
+        *,
+        seed: int,
+        step_tokens: int,
+        strategy: str = "cost",
+        cost: Cost = TOKENS,
+        curriculum: Curriculum | None = None,
     ) -> None:
-        if len(lengths) == 0:
+        if strategy not in STRATEGIES:
+            raise ValueError(f"no strategy {strategy!r}; there are {STRATEGIES}")
+        self._total, largest = kernels.weigh(lengths, step_tokens)
+        if self._total == 0:
             raise UserError("the token store has no training samples; prepare a larger corpus")
-        self.lengths, self.trained, self.seed = lengths, trained, seed
-        self.pack_tokens = pack_tokens
-        check_pack_size(lengths, pack_tokens)
-        total, longest = int(lengths.sum(dtype=np.int64)), int(lengths.max())
+        self.lengths, self.context, self.seed, self.step_tokens = lengths, context, seed, step_tokens
+        self.tokens = int(lengths.sum(dtype=np.int64))
+        self.strategy, self.cost, self.curriculum = strategy, cost, curriculum
         # A slice not shorter than the longest document holds the end of at least one: no step is empty.
-        self.steps_per_epoch = max(1, min(-(-total // step_tokens), total // longest))
-        self._total = total
-        self._epoch = -1
-        self._order = np.empty(0, np.int64)
+        self.steps_per_epoch = int(max(1, min(-(-self._total // step_tokens), self._total // largest)))
+        self._order = comm.shared_array(len(lengths), np.int32, "plan.order")
+        self._entered: tuple[int, int] | None = None
         self._bounds = np.empty(0, np.int64)
+        self._owners: np.ndarray | None = None
 
-    def step(self, step: int, replicas: int) -> StepPlan:
-        """The plan of optimizer step `step` (from 0) for `replicas` data-parallel replicas."""
+    def step(self, step: int, caps: Sequence[int]) -> StepPlan:
+        """The plan of optimizer step `step` (from 0) for ``len(caps)`` replicas with packs of at most `caps` tokens.
+
+        Raises ValueError for caps that are not positive, or none.
+        """
+        if len(caps) == 0 or min(caps) < 1:
+            raise ValueError(f"caps must be positive, one for each replica: {list(caps)}")
         epoch, index = divmod(step, self.steps_per_epoch)
-        self._enter(epoch)
-        documents = self._order[self._bounds[index] : self._bounds[index + 1]]
-        dealt = deal(documents, self.lengths, replicas)
+        self._enter(epoch, len(caps))
+        documents = self._order.values[self._bounds[index] : self._bounds[index + 1]]
+        packed = pack(
+            documents,
+            self.lengths,
+            caps,
+            chunk=self.curriculum.longest(step) if self.curriculum else None,
+            cost=self.cost,
+            strategy=self.strategy,
+            owners=self._owners,
+        )
+        documents = np.sort(documents)
+        lengths = self.lengths[documents].astype(np.int64)
+        trained = np.maximum(lengths - np.maximum(self.context[documents], 1), 0)
         return StepPlan(
             epoch=epoch,
-            packs=[pack(mine, self.lengths, self.pack_tokens) for mine in dealt],
-            trained_tokens=int(self.trained[documents].sum(dtype=np.int64)),
+            documents=documents,
+            packs=packed.packs,
+            costs=packed.costs,
+            tokens=int(lengths.sum()),
+            trained_tokens=int(trained.sum()),
+            checksum=zlib.crc32(packed.columns.tobytes(), zlib.crc32(documents.tobytes())) & 0xFFFFF,
         )
 
-    def _enter(self, epoch: int) -> None:
-        if epoch == self._epoch:
+    def state_dict(self) -> dict[str, Any]:
+        """What a run changes, or must not change, in its plan, as JSON values."""
+        return {"cost": list(self.cost), "curriculum": self.curriculum.state_dict() if self.curriculum else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo `state_dict`. Raises UserError if the curriculum is another one."""
+        if state["curriculum"] != self.state_dict()["curriculum"]:
+            raise UserError("the checkpoint was trained with another curriculum; choose another run.dir")
+        self.cost = Cost(*state["cost"])
+
+    def _enter(self, epoch: int, replicas: int) -> None:
+        """Make the epoch's order and where its steps begin."""
+        key = (epoch, replicas if self.strategy == "greedy" else 0)
+        if key == self._entered:
             return
-        generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
-        self._order = generator.permutation(len(self.lengths))
-        ends = self.lengths[self._order].cumsum(dtype=np.int64)
-        slices = (ends - 1) * self.steps_per_epoch // self._total  # non-decreasing: the slice each document ends in
-        self._bounds = np.searchsorted(slices, np.arange(self.steps_per_epoch + 1))
-        self._epoch = epoch
-
-
-def check_pack_size(lengths: np.ndarray, pack_tokens: int) -> None:
-    """Raise UserError if the longest document does not fit into a pack."""
-    longest = int(lengths.max(initial=0))
-    if longest > pack_tokens:
-        raise UserError(
-            f"batch.micro_batch_tokens={pack_tokens} is smaller than the longest sample of the token store "
-            f"({longest} tokens); raise it, or prepare with --max-len {pack_tokens}"
+        if self.strategy == "greedy" and (self._entered is None or key[1] != self._entered[1]):
+            self._owners = greedy_owners(self.lengths, replicas)
+        self._order.fill(lambda order: self._write_order(order, epoch, replicas))
+        self._bounds = kernels.step_bounds(
+            self._order.values, self.lengths, self.step_tokens, self.steps_per_epoch, self._total
         )
+        self._entered = key
+
+    def _write_order(self, order: np.ndarray, epoch: int, replicas: int) -> None:
+        seed = _seed(self.seed, epoch)
+        kernels.shuffled(order, seed)
+        if self.curriculum:
+            self.curriculum.arrange(
+                order,
+                self.lengths,
+                seed=seed,
+                most=self.step_tokens,
+                steps=self.steps_per_epoch,
+                total=self._total,
+                first_step=epoch * self.steps_per_epoch,
+            )
+        if self._owners is not None:
+            consumed_together(order, self.lengths, self._owners, replicas)
 
 
-def deal(documents: np.ndarray, lengths: np.ndarray, replicas: int) -> Packs:
-    """Deal `documents` to `replicas`: longest first, each to the one with the fewest tokens so far."""
-    dealt: Packs = [[] for _ in range(replicas)]
-    loads = [(0, replica) for replica in range(replicas)]
-    for document in _longest_first(documents, lengths):
-        load, replica = heapq.heappop(loads)
-        dealt[replica].append(document)
-        heapq.heappush(loads, (load + int(lengths[document]), replica))
-    return dealt
-
-
-def pack(documents: list[int], lengths: np.ndarray, capacity: int) -> Packs:
-    """Best-fit decreasing: each document goes into the fullest pack that still has room for it."""
-    packs: Packs = []
-    free: list[tuple[int, int]] = []  # (room left, pack), ascending
-    for document in _longest_first(documents, lengths):
-        length = int(lengths[document])
-        fit = bisect_left(free, (length, -1))
-        if fit < len(free):
-            room, index = free.pop(fit)
-        else:
-            room, index = capacity, len(packs)
-            packs.append([])
-        packs[index].append(document)
-        insort(free, (room - length, index))
-    return packs
-
-
-def _longest_first(documents: np.ndarray | list[int], lengths: np.ndarray) -> list[int]:
-    """Documents by falling length, equal ones by number: one order, whatever the order given."""
-    return sorted((int(document) for document in documents), key=lambda d: (-int(lengths[d]), d))
+def _seed(seed: int, epoch: int) -> int:
+    """63 random bits for an epoch."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {epoch}".encode()).digest()[:8], "little") >> 1

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from hvd_novel import comm
 from hvd_novel.config import ComputeConfig
 from hvd_novel.corpus.store import StoreSplit
+from hvd_novel.sharding.packer import pack
 from hvd_novel.sharding.packing import packs_of
-from hvd_novel.sharding.plan import deal, pack
 from hvd_novel.train.step import pack_loss
 
 
@@ -53,16 +53,16 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate on `split`, or on its first samples up to about `max_tokens`; the same result on every rank.
 
-    Every sample is counted once, whatever the number of ranks. Draws no random numbers.
+    Every sample is counted once, whatever the number of ranks; one longer than a pack is cut. Draws no random numbers.
     """
     start = time.perf_counter()
     documents = _first(split.lengths, max_tokens)
-    mine = deal(documents, split.lengths, topology.replicas)[topology.replica]
+    packed = pack(documents, split.lengths, [pack_tokens] * topology.replicas)
     training = model.training
     model.eval()
     nats = 0.0
     with torch.no_grad():
-        for batch in packs_of(split, pack(mine, split.lengths, pack_tokens)):
+        for batch in packs_of(split, packed.packs[topology.replica]):
             nats += float(pack_loss(model, batch, compute))
     model.train(training)
     nats = comm.all_reduce_sum([nats], "evaluate")[0]

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from rich.console import Console
 from transformers import PreTrainedModel
@@ -18,12 +19,14 @@ from hvd_novel import config as configuration
 from hvd_novel.checkpoint import resume, state, writer
 from hvd_novel.checkpoint.resume import Checkpoint
 from hvd_novel.config import ComputeConfig, Config
-from hvd_novel.corpus.store import TokenStore
+from hvd_novel.corpus.store import StoreSplit, TokenStore
 from hvd_novel.errors import UserError
 from hvd_novel.model import attention, build
 from hvd_novel.monitor.console import ConsoleSink
 from hvd_novel.monitor.records import MetricsFile, Sink, TensorBoard
-from hvd_novel.sharding.plan import Plan, check_pack_size
+from hvd_novel.sharding.cost import Cost, CostModel, from_model
+from hvd_novel.sharding.curriculum import Curriculum, curriculum_problems, kinds_of
+from hvd_novel.sharding.plan import Plan
 from hvd_novel.train.callbacks import Evaluate, Sample, Save, sample_problems
 from hvd_novel.train.optim import compression_problems, make_optimizer
 from hvd_novel.train.run_folder import RunFolder
@@ -84,21 +87,11 @@ def train(config: Config, console: Console) -> bool:
         scaler=scaler,
     )
     train_split = store.split("train")
-    plan = comm.together(
-        lambda: Plan(
-            train_split.lengths,
-            train_split.trained_tokens,
-            seed=config.run.seed,
-            step_tokens=config.batch.tokens,
-            pack_tokens=config.batch.micro_batch_tokens,
-        ),
-        "train.plan",
-    )
+    longest = min(store.header["max_len"], config.batch.micro_batch_tokens)
+    cost_model = CostModel(from_model(model, longest), 0 if config.run.deterministic else config.sharding.refit_every)
+    plan = make_plan(config, train_split, cost_model.cost)
     say(f"model: {config.model.type or config.model.pretrained}, {_parameters(model):,} parameters")
-    say(
-        f"data: {len(train_split):,} samples, {int(train_split.lengths.sum(dtype='int64')):,} tokens, "
-        f"{plan.steps_per_epoch:,} steps an epoch"
-    )
+    say(f"data: {len(train_split):,} samples, {plan.tokens:,} tokens, {plan.steps_per_epoch:,} steps an epoch")
 
     resumed_step = found.step if found else 0
     comm.together(lambda: _prepare_folder(folder, config, topology, resumed_step), "train.folder")
@@ -125,6 +118,7 @@ def train(config: Config, console: Console) -> bool:
         optimizer=optimizer,
         scaler=scaler,
         plan=plan,
+        cost_model=cost_model,
         folder=folder,
         sinks=sinks,
         callbacks=[Evaluate(), Sample(), Save()],
@@ -147,6 +141,7 @@ def load_config(path: Path, overrides: list[str]) -> Config:
     checks = {
         "model": build.architecture_problems,
         "compression": compression_problems,
+        "curriculum": curriculum_problems,
         "sample": sample_problems,
     }
     return configuration.with_absolute_paths(configuration.load(path, overrides, checks))
@@ -175,11 +170,25 @@ def set_up_device(compute: ComputeConfig, deterministic: bool, topology: comm.To
 
 
 def open_store(config: Config, *, verify: bool = True) -> TokenStore:
-    """The token store, checked against the pack size. `verify` reads and hashes every byte of it."""
-    store = TokenStore.open(Path(config.data.store), verify=verify)
-    for split in ("train", "validation"):
-        check_pack_size(store.split(split).lengths, config.batch.micro_batch_tokens)
-    return store
+    """The token store, checked. `verify` reads and hashes every byte of it."""
+    return TokenStore.open(Path(config.data.store), verify=verify)
+
+
+def make_plan(config: Config, split: StoreSplit, cost: Cost) -> Plan:
+    """The plan of a run over `split`; all ranks call this together. Raises UserError if there is nothing to train."""
+    lengths = comm.shared_array(len(split), np.int32, "plan.lengths")
+    lengths.fill(lambda values: split.copy_column("length", values))
+    return Plan(
+        lengths.values,
+        split.column("context"),
+        seed=config.run.seed,
+        step_tokens=config.batch.tokens,
+        strategy=config.sharding.strategy,
+        cost=cost,
+        curriculum=Curriculum(config.curriculum, config.schedule.steps, kinds_of(split))
+        if config.curriculum.enabled
+        else None,
+    )
 
 
 def _find_checkpoint(config: Config, folder: RunFolder, store: TokenStore) -> tuple[Checkpoint | None, list[str]]:

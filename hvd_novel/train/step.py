@@ -7,6 +7,7 @@ with unequal token counts and unequal numbers of packs give exactly the gradient
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from transformers import PreTrainedModel
 
 from hvd_novel.config import ComputeConfig
 from hvd_novel.model.build import autocast, head, hidden_states
-from hvd_novel.model.loss import cross_entropy_sum
+from hvd_novel.model.loss import IGNORE, cross_entropy_sum
+from hvd_novel.sharding.cost import Measured
 from hvd_novel.sharding.packing import Pack
 
 
@@ -31,6 +33,12 @@ class StepResult:
     """Norm of the global gradient before clipping; equal on all ranks."""
     updated: bool
     """False if the gradient was not finite, so that the parameters stayed as they were."""
+    packs: list[Measured]
+    """How long each of this rank's packs took."""
+    tokens: int
+    """Tokens of this rank's packs."""
+    trained_tokens: int
+    """Those of their labels that are trained."""
 
 
 def train_step(
@@ -49,7 +57,8 @@ def train_step(
     ranks. Ranks may hold different numbers of packs, also none.
     """
     optimizer.zero_grad()
-    loss_sum = _accumulate(model, optimizer, scaler, list(packs), trained_tokens, compute)
+    packs = list(packs)
+    loss_sum, measured = _accumulate(model, optimizer, scaler, packs, trained_tokens, compute)
     optimizer.synchronize()
     scaler.unscale_(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -61,7 +70,9 @@ def train_step(
         if finite or scaler.is_enabled():  # the scaler leaves out the step itself, and must see it to back off
             scaler.step(optimizer)
     scaler.update()
-    return StepResult(loss_sum, float(norm), finite)
+    labels = sum(int((pack.labels != IGNORE).sum()) for pack in packs)
+    tokens = sum(len(pack.labels) for pack in packs)
+    return StepResult(loss_sum, float(norm), finite, measured, tokens, labels)
 
 
 def _accumulate(
@@ -71,16 +82,20 @@ def _accumulate(
     packs: list[Pack],
     trained_tokens: int,
     compute: ComputeConfig,
-) -> float:
+) -> tuple[float, list[Measured]]:
     total = torch.zeros((), dtype=torch.float64)
+    measured = []
     for index, pack in enumerate(packs):
+        start = time.perf_counter()
         last = index == len(packs) - 1
         # Only the last backward pass communicates, bucket by bucket while it runs.
         with nullcontext() if last else optimizer.no_sync():
             loss = pack_loss(model, pack, compute)
             scaler.scale(loss / trained_tokens).backward()
-        total += loss.detach().double().cpu()
-    return float(total)
+        total += loss.detach().double().cpu()  # waits for the device
+        squares = sum(length * length for length in pack.lengths)
+        measured.append(Measured(len(pack.labels), squares, len(pack.spans), time.perf_counter() - start))
+    return float(total), measured
 
 
 def pack_loss(model: PreTrainedModel, pack: Pack, compute: ComputeConfig) -> torch.Tensor:

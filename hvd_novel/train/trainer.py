@@ -21,11 +21,13 @@ from hvd_novel.config import Config
 from hvd_novel.corpus.store import TokenStore
 from hvd_novel.errors import UserError
 from hvd_novel.monitor.records import Sink
+from hvd_novel.sharding.cost import CostModel
+from hvd_novel.sharding.ledger import Ledger
 from hvd_novel.sharding.packing import packs_of
-from hvd_novel.sharding.plan import Plan
+from hvd_novel.sharding.plan import Plan, StepPlan
 from hvd_novel.train.optim import learning_rate
 from hvd_novel.train.run_folder import RunFolder
-from hvd_novel.train.step import train_step
+from hvd_novel.train.step import StepResult, train_step
 
 _MOST_SKIPPED = 20
 _DIVERGED = "lower optimizer.lr, or use compute.precision=bf16 in place of fp16. Nothing was saved since it went wrong"
@@ -55,6 +57,7 @@ class Trainer:
         optimizer: Any,
         scaler: torch.amp.GradScaler,
         plan: Plan,
+        cost_model: CostModel,
         folder: RunFolder,
         sinks: Sequence[Sink],
         callbacks: Sequence[Callback],
@@ -63,6 +66,10 @@ class Trainer:
         self.store, self.tokenizer, self.plan = store, tokenizer, plan
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.folder, self.sinks, self.callbacks = folder, sinks, callbacks
+        self.cost_model = cost_model
+        self.caps = [config.batch.micro_batch_tokens] * topology.replicas
+        """Most tokens in a pack of each replica."""
+        self.ledger = Ledger()
         self.step = 0
         self.total_trained_tokens = 0
         self.preempted = False
@@ -107,6 +114,11 @@ class Trainer:
         self.optimizer.load_compression_state_dict([alone["compression"] for alone in ranks])
         self.step, self.total_trained_tokens = trainer["step"], trainer["total_trained_tokens"]
         self.scaler.load_state_dict(trainer["scaler"])
+        self.plan.load_state_dict(trainer["plan"])
+        self.cost_model.cost = self.plan.cost
+        self.ledger = Ledger(**trainer["ledger"])
+        same = len(trainer["caps"]) == self.topology.replicas
+        self.caps = trainer["caps"] if same else [min(trainer["caps"])] * self.topology.replicas
         if checkpoint.facts["world_size"] == self.topology.size:
             state.set_random_state(ranks[0]["random"])
         else:
@@ -114,7 +126,7 @@ class Trainer:
 
     def _train_step(self) -> dict[str, Any]:
         start = time.perf_counter()
-        planned = self.plan.step(self.step, self.topology.replicas)
+        planned = self.plan.step(self.step, self.caps)
         rate = learning_rate(self.step, self.config.optimizer.lr, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -123,36 +135,73 @@ class Trainer:
             self.optimizer,
             self.scaler,
             packs_of(self.store.split("train"), planned.packs[self.topology.replica]),
-            trained_tokens=planned.trained_tokens,
+            trained_tokens=max(1, planned.trained_tokens),
             compute=self.config.compute,
             clip_norm=self.config.optimizer.clip_norm,
         )
         sent = self.optimizer.ledger.last
-        loss_sum, signalled, bytes_sent, bytes_dense = comm.all_reduce_sum(
-            [result.loss_sum, float(self._signalled), sent.bytes_sent, sent.bytes_dense], "train.step"
+        loss_sum, signalled, bytes_sent, bytes_dense, *counts = comm.all_reduce_sum(
+            [
+                *(result.loss_sum, float(self._signalled), sent.bytes_sent, sent.bytes_dense),
+                *(planned.checksum, planned.checksum**2, result.tokens, result.trained_tokens),
+            ],
+            "train.step",
         )
+        self._check_plan(*map(int, counts[:2]))
         self.preempted = signalled > 0
         self.step += 1
+        self._account(planned, *map(int, counts[2:]))
+        self._refit(result)
         self.total_trained_tokens += planned.trained_tokens
         self._watch(loss_sum, result.updated)
         seconds = time.perf_counter() - start
-        tokens = int(self.plan.lengths[planned.documents].sum())
         return {
-            "loss": loss_sum / planned.trained_tokens,
+            "loss": loss_sum / max(1, planned.trained_tokens),
             "grad_norm": result.grad_norm,
             "lr": rate,
             "epoch": self.step / self.plan.steps_per_epoch,
-            "tokens": tokens,
+            "tokens": planned.tokens,
             "trained_tokens": planned.trained_tokens,
             "total_trained_tokens": self.total_trained_tokens,
             "packs": sum(len(packs) for packs in planned.packs),
             "bytes_sent": int(bytes_sent),
             "compression_ratio": bytes_dense / bytes_sent if bytes_sent else 1.0,
             "seconds": seconds,
-            "tokens_per_second": tokens / seconds,
+            "tokens_per_second": planned.tokens / seconds,
             "memory_bytes": _peak_memory(self.model.device),
             "updated": int(result.updated),
         }
+
+    def _check_plan(self, checksums: int, squares: int) -> None:
+        """All checksums are equal if and only if the mean of their squares is the square of their mean."""
+        if self.topology.size * squares != checksums**2:
+            raise UserError(
+                f"ranks planned step {self.step + 1} differently; nothing was saved since. "
+                "All must run the same version of this program and read the same token store"
+            )
+
+    def _account(self, planned: StepPlan, tokens: int, trained: int) -> None:
+        """Count the step's tokens, and close the account at the end of the epoch."""
+        self.ledger.add(
+            documents=len(planned.documents),
+            empty_documents=int((self.plan.lengths[planned.documents] == 0).sum()),
+            planned=planned.trained_tokens,
+            trained=trained,
+            masked=tokens - trained,
+        )
+        if self.step % self.plan.steps_per_epoch == 0:
+            account = self.ledger.close(len(self.plan.lengths), self.plan.tokens)
+            self.emit("ledger", epoch=planned.epoch + 1, **account)
+            assert account["unexplained"] == 0, f"the tokens of the epoch do not add up: {account}"
+            self.ledger = Ledger()
+
+    def _refit(self, result: StepResult) -> None:
+        self.cost_model.observe(result.packs)
+        if self.cost_model.due(self.step):
+            measured = comm.all_gather_object(self.cost_model.measured, "train.cost.measured")
+            cost = self.cost_model.refit([pack for packs in measured for pack in packs])
+            # Linear algebra may round differently on another processor: that of rank 0 counts.
+            self.plan.cost = self.cost_model.cost = comm.all_gather_object(cost, "train.cost")[0]
 
     def _watch(self, loss_sum: float, updated: bool) -> None:
         self.diverged = not math.isfinite(loss_sum)
@@ -174,6 +223,9 @@ class Trainer:
                 "step": self.step,
                 "total_trained_tokens": self.total_trained_tokens,
                 "scaler": self.scaler.state_dict(),
+                "plan": self.plan.state_dict(),
+                "caps": self.caps,
+                "ledger": self.ledger.state_dict(),
                 "optimizer_groups": state.group_numbers(self.optimizer),
             },
             facts={"world_size": self.topology.size, "store_fingerprint": self.store.fingerprint},

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hvd_novel.corpus import store as stores
 from hvd_novel.corpus import writer as writers
+from hvd_novel.corpus.genres import GENRES
 from hvd_novel.corpus.prepare import prepare
 from hvd_novel.corpus.samples import Sample
 from hvd_novel.corpus.store import SCHEMA, TokenStore
@@ -70,6 +71,21 @@ def test_a_split_gives_back_what_is_in_the_file(original: Path, name: str) -> No
     assert np.array_equal(split.input_ids(-1), split.input_ids(len(split) - 1))
     with pytest.raises(IndexError):
         split.input_ids(len(split))
+
+
+def test_columns_are_read_for_some_samples_without_joining_all(original: Path) -> None:
+    split = TokenStore.open(original).split("train")
+    context = split.column("context")
+    generator = np.random.default_rng(0)
+    for count in (0, 1, 7, len(split)):
+        samples = np.sort(generator.choice(len(split), count, replace=False))
+        assert context[samples].tolist() == split.context[samples].tolist()
+    lengths = np.empty(len(split), np.int32)
+    split.copy_column("length", lengths)
+    assert np.array_equal(lengths, split.lengths)
+    places = split.codes("genre", GENRES)
+    assert [GENRES[place] for place in places] == [split.genre(sample) for sample in range(len(split))]
+    assert split.value("context", 3) == split.context[3]
 
 
 def test_tokens_are_views_of_the_mapped_file(original: Path) -> None:

@@ -14,6 +14,7 @@ from hvd_novel.config import ComputeConfig, ModelConfig
 from hvd_novel.corpus.store import TokenStore
 from hvd_novel.model import build
 from hvd_novel.sharding.packing import packs_of
+from hvd_novel.sharding.spans import Span
 from hvd_novel.train.step import train_step
 
 store, out, compression = TokenStore.open(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
@@ -37,7 +38,7 @@ optimizer = comm.distributed(
 
 # Twelve packs of one document each, dealt unevenly: rank 0 takes one, the last of four none, the rest is shared.
 split = store.split("train")
-documents = [[document] for document in range(12)]
+documents = [[Span(document, 0, int(split.lengths[document]))] for document in range(12)]
 shares = {
     1: [documents],
     2: [documents[:1], documents[1:]],

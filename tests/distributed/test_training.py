@@ -6,14 +6,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from hvd_novel.config import Config
 from hvd_novel.corpus.store import TokenStore
-from hvd_novel.sharding.plan import Plan
-from hvd_novel.train.run import load_config
+from hvd_novel.model.loss import IGNORE
+from hvd_novel.sharding.cost import TOKENS, Cost
+from hvd_novel.sharding.packing import packs_of
+from hvd_novel.train.run import load_config, make_plan
 from tests.launch import hvd_novel, run
 
 STEPS = 20
@@ -45,21 +48,22 @@ def relative(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> flo
 
 def tokens_per_rank(config: Config, ranks: int) -> list[list[int]]:
     split = TokenStore.open(Path(config.data.store)).split("train")
-    plan = Plan(
-        split.lengths,
-        split.trained_tokens,
-        seed=config.run.seed,
-        step_tokens=config.batch.tokens,
-        pack_tokens=config.batch.micro_batch_tokens,
-    )
-    steps = (plan.step(step, ranks).packs for step in range(STEPS))
-    return [[int(split.trained_tokens[[d for p in packs for d in p]].sum()) for packs in step] for step in steps]
+    plan = make_plan(config, split, TOKENS)
+    steps = (plan.step(step, [config.batch.micro_batch_tokens] * ranks).packs for step in range(STEPS))
+    return [
+        [sum(int((pack.labels != IGNORE).sum()) for pack in packs_of(split, packs)) for packs in step] for step in steps
+    ]
 
 
 @pytest.mark.timeout(900)
 def test_launchers_and_ranks_agree(write_config: Callable[..., Path]) -> None:
     # Few documents a step, so that ranks train unequal numbers of tokens.
-    sections = {"batch": {"tokens": 700, "micro_batch_tokens": 300}, "log": {"every": 10}}
+    # Some samples are longer than packs, and costs are fitted on the way.
+    sections = {
+        "batch": {"tokens": 700, "micro_batch_tokens": 200},
+        "sharding": {"refit_every": 10},
+        "log": {"every": 10},
+    }
     results = {}
     for launcher, ranks in LAUNCHES:
         path = write_config(f"{launcher.replace(' ', '')}-{ranks}", **sections)
@@ -75,6 +79,8 @@ def test_launchers_and_ranks_agree(write_config: Callable[..., Path]) -> None:
     for key, folder in results.items():
         assert losses(folder) == pytest.approx(losses(one), rel=LOSS_TOLERANCE), key
         assert relative(final_parameters(folder), final_parameters(one)) < PARAMETER_TOLERANCE, key
+        trainer = json.loads((folder / "checkpoints" / f"step-{STEPS:08d}" / "trainer.json").read_text("utf-8"))
+        assert 0 < Cost(*trainer["plan"]["cost"]).of(np.array([100]))[0] < 100, "seconds, not the model's FLOP"
 
 
 @pytest.mark.timeout(600)
@@ -95,3 +101,13 @@ def test_gradients_equal_one_process(compression: str, store: Path, tmp_path: Pa
         assert len(set(packs)) > 1, "the numbers of packs were meant to differ"
         assert relative(gradients[ranks], {k: v for k, v in gradients[1].items() if k != "packs"}) < tolerance
     assert 0 in packs
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("launcher", "memory"), [("mpirun", "a window"), ("horovodrun --gloo", "a file")])
+def test_plans_in_shared_memory(launcher: str, memory: str, write_config: Callable[..., Path]) -> None:
+    """One copy a node, the same plan on every rank; a rank that plans another way stops all of them at once."""
+    worker = Path(__file__).with_name("sharding_worker.py")
+    finished = run(["python", str(worker), str(write_config())], launcher=launcher, ranks=2)
+    assert finished.code == 0, finished.output
+    assert f"all well in {memory}" in finished.output
