@@ -1,10 +1,4 @@
-"""The only module of hvd_novel that touches Horovod or MPI.
-
-Everything else speaks of processes (``rank`` of ``size``) and of data-parallel replicas (``replica`` of
-``replicas``). Today a replica is one process; nothing outside this module relies on that. Every collective
-has a name, the same on all ranks: Horovod matches unnamed ones by a per-process counter, and one extra call on
-one rank would stall the job.
-"""
+"""The job: its processes, how it starts and ends, and its named collectives."""
 
 from __future__ import annotations
 

@@ -1,0 +1,42 @@
+"""The only package of hvd_novel that touches Horovod or MPI.
+
+Everything else speaks of processes (``rank`` of ``size``) and of data-parallel replicas (``replica`` of
+``replicas``). Today a replica is one process; nothing outside this package relies on that. Every collective
+has a name, the same on all ranks: Horovod matches unnamed ones by a per-process counter, and one extra call on
+one rank would stall the job.
+"""
+
+from hvd_novel.comm.counter import Counter, shared_counter
+from hvd_novel.comm.job import (
+    LostRankError,
+    Topology,
+    all_gather_object,
+    all_reduce_sum,
+    broadcast_parameters,
+    controller,
+    distributed,
+    init,
+    launched,
+    launched_rank,
+    leave,
+    together,
+    topology,
+)
+
+__all__ = [
+    "Counter",
+    "LostRankError",
+    "Topology",
+    "all_gather_object",
+    "all_reduce_sum",
+    "broadcast_parameters",
+    "controller",
+    "distributed",
+    "init",
+    "launched",
+    "launched_rank",
+    "leave",
+    "shared_counter",
+    "together",
+    "topology",
+]
