@@ -25,22 +25,22 @@ _TRIAL_SECONDS = 0.5
 
 
 class Counter(Protocol):
-    """Integers from 0 on, each given to one caller of one rank. To be called by the main thread."""
+    """In each of its cells integers from 0 on, each given to one caller of one rank. For the main thread."""
 
     how: str
     """What carries it and why, for the log."""
 
-    def next(self) -> int:
-        """The next integer. Raises LostRankError if the rank that keeps the counter is gone."""
+    def next(self, cell: int = 0) -> int:
+        """The next integer of `cell`. Raises LostRankError if the rank that keeps the counter is gone."""
 
 
-def shared_counter(name: str) -> Counter:
+def shared_counter(name: str, cells: int = 1) -> Counter:
     """A counter that starts at 0. Every rank calls this, with the same new `name`, outside other collectives."""
     if hvd.size() == 1:
-        return _LocalCounter()
+        return _LocalCounter(cells)
     if not hvd.mpi_enabled():
         return together(lambda: _StoreCounter(name, "the job runs without MPI"), f"{name}.open")
-    counter, fault = _window_counter(name)
+    counter, fault = _window_counter(name, cells)
     return counter or together(lambda: _StoreCounter(name, fault), f"{name}.open")
 
 
@@ -49,30 +49,31 @@ class _LocalCounter:
 
     how = "one process counts for itself"
 
-    def __init__(self) -> None:
-        self._count = itertools.count()
+    def __init__(self, cells: int) -> None:
+        self._counts = [itertools.count() for _ in range(cells)]
 
-    def next(self) -> int:
-        return next(self._count)
+    def next(self, cell: int = 0) -> int:
+        return next(self._counts[cell])
 
 
 class _WindowCounter:
-    """Two int64 in a window of rank 0: the counter, and one for the trial."""
+    """int64 in a window of rank 0: the cells, and one for the trial."""
 
-    def __init__(self, mpi: Any) -> None:
+    def __init__(self, mpi: Any, cells: int) -> None:
         self.how = "MPI fetch-and-op, which did not wait for a rank that computes"
         communicator = mpi.COMM_WORLD.Dup()
         communicator.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions, and do not abort the job
         item = np.dtype(np.int64).itemsize
-        self._window = mpi.Win.Allocate(2 * item if communicator.rank == 0 else 0, item, comm=communicator)
+        self._window = mpi.Win.Allocate((cells + 1) * item if communicator.rank == 0 else 0, item, comm=communicator)
         self._window.Lock_all()
         if communicator.rank == 0:
             np.frombuffer(self._window.tomemory(), np.int64)[:] = 0
             self._window.Sync()
+        self._trial_cell = cells
         self._one, self._result = np.ones(1, np.int64), np.zeros(1, np.int64)
 
-    def next(self) -> int:
-        return self._draw(0)
+    def next(self, cell: int = 0) -> int:
+        return self._draw(cell)
 
     def trial(self) -> float:
         """Seconds that an operation took while rank 0 computed; 0 on rank 0."""
@@ -83,7 +84,7 @@ class _WindowCounter:
             return 0.0
         time.sleep(_TRIAL_SECONDS / 5)  # rank 0 has left MPI by then
         start = time.perf_counter()
-        self._draw(1)
+        self._draw(self._trial_cell)
         return time.perf_counter() - start
 
     def _draw(self, index: int) -> int:
@@ -112,9 +113,9 @@ class _StoreCounter:
                 "and connections between the job's hosts must be let through"
             ) from None
 
-    def next(self) -> int:
+    def next(self, cell: int = 0) -> int:
         try:
-            return self._store.add(self._name, 1) - 1
+            return self._store.add(f"{self._name}.{cell}", 1) - 1
         except RuntimeError as error:
             raise LostRankError(f"rank 0, which keeps the counter '{self._name}', does not answer: {error}") from None
 
@@ -126,14 +127,14 @@ def _host() -> str:
     return os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
 
 
-def _window_counter(name: str) -> tuple[_WindowCounter | None, str]:
+def _window_counter(name: str, cells: int) -> tuple[_WindowCounter | None, str]:
     """The counter, or None and the reason; the same on all ranks."""
     mpi, fault = _mpi()
     if fault := _agreed(fault, f"{name}.mpi4py"):
         return None, fault
     counter = None
     try:
-        counter = _WindowCounter(mpi)
+        counter = _WindowCounter(mpi, cells)
     except mpi.Exception as error:
         fault = f"MPI makes no window: {error.Get_error_string()}"
     if fault := _agreed(fault, f"{name}.window"):

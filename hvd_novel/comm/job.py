@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -13,18 +14,19 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from hvd_novel.errors import UserError
+from hvd_novel.launcher import launched
 
 T = TypeVar("T")
 
 LostRankError = HorovodInternalError
 """Raised by any collective when another rank has died or gone another way."""
 
-_RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _DEFAULTS = {
     # A rank that died or went another way becomes an error that names the missing ranks, not an endless wait.
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600",
 }
+_PULSE_SECONDS = 1.0
 # A process that no launcher started needs no MPI, whose start-up may want a daemon that cannot be found.
 _ALONE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
@@ -47,16 +49,6 @@ class Topology:
     def replicas(self) -> int:
         """Number of data-parallel replicas."""
         return self.size
-
-
-def launched() -> bool:
-    """Whether a launcher started this process, as one rank of a job."""
-    return any(name in os.environ for name in _RANK_VARIABLES)
-
-
-def launched_rank() -> int:
-    """The rank that the launcher gave this process, 0 without one; known before Horovod starts."""
-    return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), 0)
 
 
 def init(*, deterministic: bool, process_sets: bool = False) -> Topology:
@@ -111,11 +103,51 @@ def together(action: Callable[[], T], name: str) -> T:
         result = action()
     except UserError as error:
         fault = str(error)
-    faults = all_gather_object(fault, name)
+    _raise_faults(all_gather_object(fault, name))
+    return result  # type: ignore[return-value]  # no fault anywhere, so the action returned
+
+
+def in_parallel(action: Callable[[], T], name: str) -> list[T]:
+    """Run `action` on every rank and return the results of all, in rank order; UserErrors as in `together`.
+
+    This rank's result is the object itself, those of others are copies. For actions that may take hours on one rank
+    and no time on another: a thread of every rank meets the others' each second meanwhile, so that waiting is not
+    taken for a lost rank, and a lost rank is noticed.
+    """
+    done = threading.Event()
+    lost: list[Exception] = []
+    pulse = threading.Thread(target=_pulse, args=(done, lost, f"{name}.pulse"), daemon=True)
+    pulse.start()
+    result: T | None = None
+    fault: str | None = None
+    try:
+        result = action()
+    except UserError as error:
+        fault = str(error)
+    done.set()
+    pulse.join()
+    if lost:
+        raise lost[0]
+    outcomes = all_gather_object((fault, result), name)
+    _raise_faults([other for other, _ in outcomes])
+    outcomes[hvd.rank()] = None, result
+    return [value for _, value in outcomes]  # type: ignore[misc]  # no fault anywhere, so all actions returned
+
+
+def _pulse(done: threading.Event, lost: list[Exception], name: str) -> None:
+    """Meet the other ranks until all are done; what goes wrong is put into `lost`."""
+    try:
+        while not all(all_gather_object(done.wait(_PULSE_SECONDS), name)):
+            pass
+    except Exception as error:  # raised again by the thread that waits for this one
+        lost.append(error)
+
+
+def _raise_faults(faults: Sequence[str | None]) -> None:
+    """One UserError for the `faults` of all ranks, None for a rank without one."""
     messages = {text: [rank for rank, other in enumerate(faults) if other == text] for text in faults if text}
     if messages:
         raise UserError("\n".join(_with_ranks(text, ranks, len(faults)) for text, ranks in messages.items()))
-    return result  # type: ignore[return-value]  # no fault anywhere, so the action returned
 
 
 def _with_ranks(message: str, ranks: list[int], size: int) -> str:

@@ -16,10 +16,13 @@ from rich.console import Console
 
 from hvd_novel.corpus import prepare as prepares
 from hvd_novel.corpus.clean import clean
+from hvd_novel.corpus.crew import Alone
 from hvd_novel.corpus.genres import UNKNOWN
+from hvd_novel.corpus.novels import read_files
 from hvd_novel.corpus.prepare import prepare
 from hvd_novel.corpus.report import Report, length_percentiles, render
 from hvd_novel.corpus.store import TokenStore, is_store
+from hvd_novel.corpus.work import Work
 from hvd_novel.errors import UserError
 from tests.corpus.texts import SIMPLIFIED, TRADITIONAL, novel
 
@@ -166,7 +169,8 @@ def test_an_existing_tokenizer(corpus: Path, tmp_path: Path, tokenizer_folder: P
     lines: list[str] = []
     prepare([corpus], tmp_path / "store", **{**OPTIONS, "tokenizer": tokenizer_folder}, progress=lines.append)
     assert TokenStore.open(tmp_path / "store").header["vocab_size"] == 500
-    assert lines[-1] == "file 10 of 10: books/玄幻/龙.txt"
+    assert lines[-2] == "file 10 of 10: books/玄幻/龙.txt"
+    assert lines[-1].startswith("seconds: ")
 
 
 def test_validation_does_not_depend_on_the_order_of_files(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -187,7 +191,10 @@ def test_training_text_is_spread_over_a_large_corpus(tmp_path: Path, monkeypatch
     monkeypatch.setattr(prepares, "_PIECE_CHARACTERS", 100)
     monkeypatch.setattr(prepares, "_TRAINING_BYTES", 4000)
     sources = prepares.find_sources([tmp_path], tmp_path / "out")
-    pieces = list(prepares._training_texts(sources))
+    (tmp_path / "scratch").mkdir()
+    files = read_files(Work(Alone(), tmp_path / "out", print), sources, tmp_path / "scratch")
+    novels = [novel for file in files for novel in file.novels]
+    pieces = list(prepares._training_texts(sources, novels, tmp_path / "scratch"))
     assert [piece[0] for piece in pieces] == [name for name in "abcdefgh" for _ in range(5)]
 
 

@@ -1,0 +1,58 @@
+"""Who prepares a corpus: one process, or the ranks of a job that share its work.
+
+Work is a list of tasks that every rank knows; each rank has a queue of its own and, when that is empty, takes from
+the others'. What is taken is a number, never text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Crew(Protocol):
+    """The processes that prepare a corpus together. All of them make the same calls in the same order."""
+
+    rank: int
+    size: int
+
+    def do(self, name: str, action: Callable[[], T]) -> list[T]:
+        """Run `action` on every rank; the results in rank order. A UserError of one rank is raised on all."""
+
+    def claim(self, sizes: Sequence[int], owners: Sequence[int]) -> Iterator[int]:
+        """The indices of the tasks that fall to this rank, each claimed when it is drawn; every task goes to one rank.
+
+        `sizes` says how much work each task is, `owners` in which rank's queue it stands. To be drawn to the end.
+        """
+
+
+class Alone:
+    """A single process: it does everything, in order."""
+
+    rank, size = 0, 1
+
+    def do(self, name: str, action: Callable[[], T]) -> list[T]:
+        """See `Crew.do`."""
+        return [action()]
+
+    def claim(self, sizes: Sequence[int], owners: Sequence[int]) -> Iterator[int]:
+        """See `Crew.claim`."""
+        return iter(range(len(sizes)))
+
+
+def queues(sizes: Sequence[int], owners: Sequence[int], ranks: int) -> list[list[int]]:
+    """The tasks of each rank's queue, the largest first, so that what is left for the end is small."""
+    found: list[list[int]] = [[] for _ in range(ranks)]
+    for task in sorted(range(len(sizes)), key=lambda task: -sizes[task]):
+        found[owners[task]].append(task)
+    return found
+
+
+def deal(sizes: Sequence[int], ranks: int) -> list[int]:
+    """An owner for each task, in turn from the largest task to the smallest."""
+    owners = [0] * len(sizes)
+    for turn, task in enumerate(sorted(range(len(sizes)), key=lambda task: -sizes[task])):
+        owners[task] = turn % ranks
+    return owners
