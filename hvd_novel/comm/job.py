@@ -29,6 +29,8 @@ _DEFAULTS = {
 _PULSE_SECONDS = 1.0
 # A process that no launcher started needs no MPI, whose start-up may want a daemon that cannot be found.
 _ALONE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+# Horovod's threads meet once a cycle, of 1 ms by default, and under MPI spin until the last has come.
+_SELDOM = {"HOROVOD_CYCLE_TIME": "20", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,16 @@ class Topology:
         return self.size
 
 
-def init(*, deterministic: bool, process_sets: bool = False) -> Topology:
+def init(*, deterministic: bool, process_sets: bool = False, seldom: bool = False) -> Topology:
     """Start Horovod.
 
     `deterministic` switches tensor fusion off: with it, bits depend on timing at >= 3 ranks. `process_sets` lets sets
-    of ranks be made later, as hierarchical compression does.
+    of ranks be made later, as hierarchical compression does. `seldom` is for jobs with few collectives, which may
+    take longer then, and leaves the cores to other work between them.
     """
     for name, value in (_DEFAULTS if launched() else _DEFAULTS | _ALONE).items():
+        os.environ.setdefault(name, value)
+    for name, value in (_SELDOM if seldom else {}).items():
         os.environ.setdefault(name, value)
     if deterministic:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
@@ -107,40 +112,59 @@ def together(action: Callable[[], T], name: str) -> T:
     return result  # type: ignore[return-value]  # no fault anywhere, so the action returned
 
 
-def in_parallel(action: Callable[[], T], name: str) -> list[T]:
+def in_parallel(action: Callable[[threading.Event], T], name: str) -> list[T]:
     """Run `action` on every rank and return the results of all, in rank order; UserErrors as in `together`.
 
-    This rank's result is the object itself, those of others are copies. For actions that may take hours on one rank
-    and no time on another: a thread of every rank meets the others' each second meanwhile, so that waiting is not
-    taken for a lost rank, and a lost rank is noticed.
+    For actions that may take hours on one rank and no time on another: a thread of every rank meets the others' each
+    second meanwhile, so that waiting is not taken for a lost rank, and a lost rank is noticed. `action` is given an
+    event that is set when another rank has failed: it may return early then, as its result will not be used. This
+    rank's result is the object itself, those of others are copies.
     """
-    done = threading.Event()
-    lost: list[Exception] = []
-    pulse = threading.Thread(target=_pulse, args=(done, lost, f"{name}.pulse"), daemon=True)
+    pulse = _Pulse(f"{name}.pulse")
     pulse.start()
     result: T | None = None
     fault: str | None = None
     try:
-        result = action()
+        result = action(pulse.failure)
     except UserError as error:
         fault = str(error)
-    done.set()
-    pulse.join()
-    if lost:
-        raise lost[0]
+    pulse.finish(failed=fault is not None)
     outcomes = all_gather_object((fault, result), name)
     _raise_faults([other for other, _ in outcomes])
     outcomes[hvd.rank()] = None, result
     return [value for _, value in outcomes]  # type: ignore[misc]  # no fault anywhere, so all actions returned
 
 
-def _pulse(done: threading.Event, lost: list[Exception], name: str) -> None:
-    """Meet the other ranks until all are done; what goes wrong is put into `lost`."""
-    try:
-        while not all(all_gather_object(done.wait(_PULSE_SECONDS), name)):
-            pass
-    except Exception as error:  # raised again by the thread that waits for this one
-        lost.append(error)
+class _Pulse(threading.Thread):
+    """Meets the other ranks until all have finished."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(daemon=True)
+        self.failure = threading.Event()
+        self._name_of_meeting = name
+        self._finished = threading.Event()
+        self._failed = False
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            finished = False
+            while not finished:
+                states = all_gather_object((self._finished.wait(_PULSE_SECONDS), self._failed), self._name_of_meeting)
+                finished = all(state for state, _ in states)
+                if any(failed for _, failed in states):
+                    self.failure.set()
+        except Exception as error:  # raised by `finish`
+            self._error = error
+            self.failure.set()
+
+    def finish(self, failed: bool) -> None:
+        """This rank has finished: wait for the others. Raises LostRankError if one is gone."""
+        self._failed = failed
+        self._finished.set()
+        self.join()
+        if self._error:
+            raise self._error
 
 
 def _raise_faults(faults: Sequence[str | None]) -> None:

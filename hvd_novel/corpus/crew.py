@@ -42,17 +42,39 @@ class Alone:
         return iter(range(len(sizes)))
 
 
-def queues(sizes: Sequence[int], owners: Sequence[int], ranks: int) -> list[list[int]]:
-    """The tasks of each rank's queue, the largest first, so that what is left for the end is small."""
-    found: list[list[int]] = [[] for _ in range(ranks)]
-    for task in sorted(range(len(sizes)), key=lambda task: -sizes[task]):
-        found[owners[task]].append(task)
-    return found
+class Queues:
+    """A rank's view of the queues of all ranks; `draw` gives the next integer of a queue, to all ranks together."""
+
+    def __init__(self, draw: Callable[[int], int], rank: int, size: int) -> None:
+        self._draw, self._rank, self._size = draw, rank, size
+        self._drawn = [0] * size
+
+    def claim(self, sizes: Sequence[int], owners: Sequence[int], stopped: Callable[[], bool]) -> Iterator[int]:
+        """See `Crew.claim`; ends early when `stopped`, after which the queues cannot be used again.
+
+        The largest tasks of a queue come first, so that what is left for the end is small.
+        """
+        tasks: list[list[int]] = [[] for _ in range(self._size)]
+        for task in _largest_first(sizes):
+            tasks[owners[task]].append(task)
+        own_first = [(self._rank + turn) % self._size for turn in range(self._size)]
+        for queue in own_first:
+            while not stopped():
+                place = self._draw(queue) - self._drawn[queue]
+                if place >= len(tasks[queue]):
+                    break
+                yield tasks[queue][place]
+        for queue in own_first:  # every rank has drawn once in vain from each
+            self._drawn[queue] += len(tasks[queue]) + self._size
 
 
 def deal(sizes: Sequence[int], ranks: int) -> list[int]:
     """An owner for each task, in turn from the largest task to the smallest."""
     owners = [0] * len(sizes)
-    for turn, task in enumerate(sorted(range(len(sizes)), key=lambda task: -sizes[task])):
+    for turn, task in enumerate(_largest_first(sizes)):
         owners[task] = turn % ranks
     return owners
+
+
+def _largest_first(sizes: Sequence[int]) -> list[int]:
+    return sorted(range(len(sizes)), key=lambda task: -sizes[task])

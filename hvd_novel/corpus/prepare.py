@@ -80,9 +80,8 @@ def prepare(
     if tokenizer is None:
         check_vocab_size(vocab_size)
     work = Work(crew or Alone(), out, progress)
-    work.lead("target", lambda: _make_way(out))
+    given = work.lead("start", lambda: _start(out, tokenizer))
     sources = _find_sources(work, paths, out)
-    given = work.lead("tokenizer", lambda: load_tokenizer(tokenizer)) if tokenizer else None
 
     with ExitStack() as stack:
         folder = _open_folder(work, out, stack)
@@ -129,9 +128,11 @@ def prepare(
     return report
 
 
-def _make_way(out: Path) -> None:
+def _start(out: Path, tokenizer: Path | None) -> PreTrainedTokenizerFast | None:
+    """What can fail before anything is read: the place of the store, and the given tokenizer, which is returned."""
     tidy(out)
     check_target(out)
+    return load_tokenizer(tokenizer) if tokenizer else None
 
 
 def _find_sources(work: Work, paths: Sequence[Path], out: Path) -> list[Source]:

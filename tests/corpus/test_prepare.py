@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -24,45 +22,13 @@ from hvd_novel.corpus.report import Report, length_percentiles, render
 from hvd_novel.corpus.store import TokenStore, is_store
 from hvd_novel.corpus.work import Work
 from hvd_novel.errors import UserError
-from tests.corpus.texts import SIMPLIFIED, TRADITIONAL, novel
-
-OPTIONS: dict[str, Any] = {
-    "tokenizer": None,
-    "vocab_size": 400,
-    "max_len": 200,
-    "min_len": 32,
-    "overlap": 16,
-    "validation_fraction": 0.1,
-    "seed": 1,
-}
+from tests.corpus.corpora import OPTIONS, contents, mixed_corpus
+from tests.corpus.texts import TRADITIONAL, novel
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Files of every kind, with something wrong in several of them."""
-    folder = tmp_path / "books"
-    (folder / "玄幻").mkdir(parents=True)
-    (folder / "玄幻" / "龙.txt").write_text("\ufeff" + novel(4).replace("\n", "\r\n"), encoding="utf-8")
-    (folder / "big5.txt").write_bytes(novel(3, text=TRADITIONAL).replace("这", "這").encode("big5", "ignore"))
-    (folder / "cut.txt").write_bytes(novel(2).encode("gb18030")[:-1])
-    lines = [
-        {"content": novel(2, text=f"第{n}本。" + SIMPLIFIED), "genre": "Sci-Fi", "title": f"书{n}"} for n in range(10)
-    ]
-    texts = [json.dumps(line, ensure_ascii=False) for line in lines]
-    texts[4] = "{"
-    (folder / "many.jsonl").write_text("\n".join(texts), encoding="utf-8")
-    objects = [{"content": novel(2, 3), "genre": "烹饪"}, {"content": " \n\u3000 "}, {"title": "空"}]
-    (folder / "list.json").write_text(json.dumps(objects), encoding="utf-8")
-    pq.write_table(pa.table({"text": [novel(3, 2)], "author": ["佚名"]}), folder / "table.parquet")
-    (folder / "cover.jpg").write_bytes(b"\xff\xd8")
-    (folder / "empty.txt").write_bytes(b"")
-    (folder / "broken.epub").write_bytes(b"PK")
-    (folder / "noise.txt").write_bytes(bytes(range(128)) * 50)
-    return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return mixed_corpus(tmp_path / "books")
 
 
 def test_everything_usable_is_kept_and_the_rest_reported(corpus: Path, tmp_path: Path) -> None:
