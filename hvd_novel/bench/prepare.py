@@ -37,8 +37,9 @@ def measure(novels: Path, folder: Path, *, ranks: int, rounds: int, copies: int,
     """Measure in `folder`; the giant is all of `novels`, `copies` times over, the `others` are slices of it.
 
     `speedup` divides the seconds of one process by those of `ranks` (medians over `rounds`), in the steps from the
-    first file read to the store in place; `speedup_with_start` is of whole commands. Raises UserError if `novels` hold
-    no text, if a command fails or if the stores differ.
+    first file read to the store in place; `speedup_with_start` is of whole commands, and `speedup_of_busiest` of the
+    processor time that the busiest rank spends in each step: what idle cores would give. Raises UserError if `novels`
+    hold no text, if a command fails or if the stores differ.
     """
     books = folder / "books"
     characters = _make_corpus(novels, books, copies, others)
@@ -66,6 +67,7 @@ def measure(novels: Path, folder: Path, *, ranks: int, rounds: int, copies: int,
         "training_seconds": training,
         "seconds": {str(size): found for size, found in median.items()},
         "speedup": median[1]["steps"] / median[ranks]["steps"],
+        "speedup_of_busiest": median[1]["processor"] / median[ranks]["processor"],
         "speedup_with_start": median[1]["command"] / median[ranks]["command"],
     }
 
@@ -93,17 +95,17 @@ def _pieces(path: Path) -> list[str]:
 
 
 def _prepare(launcher: list[str], books: Path, tokenizer: Path, out: Path) -> dict[str, float]:
-    """Seconds of each step, of the `steps` together, and of the whole `command`."""
+    """Seconds of all steps together, on the clock and as processor time of the busiest rank, and of the command."""
     command = [*launcher, *_PREPARE, str(books), "--out", str(out), "--tokenizer", str(tokenizer)]
     environment = os.environ | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     start = time.perf_counter()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     whole = time.perf_counter() - start
-    line = re.search(r"^seconds: (.*)$", done.stdout, re.MULTILINE)
-    if done.returncode or not line:
+    steps = re.findall(r"\w+ ([\d.]+) \(([\d.]+)\)", done.stdout)
+    if done.returncode or not steps:
         raise UserError(f"{' '.join(command)} failed with code {done.returncode}:\n{done.stdout}")
-    seconds = {name: float(value) for name, value in (step.split() for step in line[1].split(", "))}
-    return {**seconds, "steps": sum(seconds.values()), "command": whole}
+    clock, processor = (sum(map(float, seconds)) for seconds in zip(*steps, strict=True))
+    return {"steps": clock, "processor": processor, "command": whole}
 
 
 def main(

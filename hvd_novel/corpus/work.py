@@ -20,13 +20,13 @@ class Work:
         self._crew, self._out = crew, out
         self.rank, self.size = crew.rank, crew.size
         self.progress = progress
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[str, tuple[float, float]] = {}  # on the clock, and of processor time
 
     def each(self, name: str, action: Callable[[], T]) -> list[T]:
         """Every rank runs `action`; the results in rank order."""
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         results = self._crew.do(name, lambda: self._guarded(action))
-        self._seconds[name] = time.perf_counter() - start
+        self._seconds[name] = time.perf_counter() - start, time.process_time() - busy
         return results
 
     def lead(self, name: str, action: Callable[[], T]) -> T:
@@ -46,9 +46,12 @@ class Work:
         return [results[task] for task in range(len(sizes))]
 
     def say_seconds(self) -> None:
-        """One line for all ranks: how long each step took, waiting for other ranks included."""
+        """One line from rank 0: how long each step took, waiting for other ranks included."""
+        ranks = self._crew.do("seconds", lambda: self._seconds)
+        busiest = {name: max(rank[name][1] for rank in ranks) for name in self._seconds}
+        steps = [f"{name} {seconds:.2f} ({busiest[name]:.2f})" for name, (seconds, _) in self._seconds.items()]
         if self.rank == 0:
-            self.progress("seconds: " + ", ".join(f"{name} {value:.2f}" for name, value in self._seconds.items()))
+            self.progress(f"seconds (processor time of the busiest rank): {', '.join(steps)}")
 
     def _guarded(self, action: Callable[[], T]) -> T:
         with writing(self._out):

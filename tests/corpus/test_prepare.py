@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_an_existing_tokenizer(corpus: Path, tmp_path: Path, tokenizer_folder: P
     prepare([corpus], tmp_path / "store", **{**OPTIONS, "tokenizer": tokenizer_folder}, progress=lines.append)
     assert TokenStore.open(tmp_path / "store").header["vocab_size"] == 500
     assert lines[-2] == "file 10 of 10: books/玄幻/龙.txt"
-    assert lines[-1].startswith("seconds: ")
+    assert lines[-1].startswith("seconds (")
 
 
 def test_validation_does_not_depend_on_the_order_of_files(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -385,3 +386,26 @@ def test_names_and_reasons_are_whole_on_a_narrow_terminal(corpus: Path, tmp_path
     assert cells(reasons, 1) == "".join(file.path for file in report.files if file.reason)
     assert cells(reasons, 2) == "".join("".join(file.reason.split()) for file in report.files)
     assert all(f"{file.tokens:,} │" in files for file in report.files)
+
+
+class OneOfTwo(Alone):
+    """A crew whose other rank sees another disk."""
+
+    size = 2
+
+    def __init__(self, step: str, other: Any) -> None:
+        self._step, self._other = step, other
+
+    def do(self, name: str, action: Callable[[], Any]) -> list[Any]:
+        return [action(), self._other if name == self._step else None]
+
+
+def test_ranks_that_do_not_share_their_files(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="books are not the same on all ranks; put them on a file system that all"):
+        prepare([corpus], tmp_path / "store", **OPTIONS, crew=OneOfTwo("sources", "another listing"))
+    for content in (None, "of another job"):
+        if content:
+            (tmp_path / "sign").write_text(content)
+        with pytest.raises(UserError, match="--out out is not on a file system that all ranks share; choose a place"):
+            prepares._check_shared(tmp_path / "sign", "of this job", Path("out"))
+    assert not (tmp_path / "store").exists()
