@@ -37,9 +37,9 @@ def measure(novels: Path, folder: Path, *, ranks: int, rounds: int, copies: int,
     """Measure in `folder`; the giant is all of `novels`, `copies` times over, the `others` are slices of it.
 
     `speedup` divides the seconds of one process by those of `ranks` (medians over `rounds`), in the steps from the
-    first file read to the store in place; `speedup_with_start` is of whole commands, and `speedup_of_busiest` of the
-    processor time that the busiest rank spends in each step: what idle cores would give. Raises UserError if `novels`
-    hold no text, if a command fails or if the stores differ.
+    first file read to the store in place, and `speedup_with_start` those of whole commands. `processor_ratio` is how
+    much processor time `ranks` take together for what one process does in 1. Raises UserError if `novels` hold no text,
+    if a command fails or if the stores differ.
     """
     books = folder / "books"
     characters = _make_corpus(novels, books, copies, others)
@@ -67,7 +67,7 @@ def measure(novels: Path, folder: Path, *, ranks: int, rounds: int, copies: int,
         "training_seconds": training,
         "seconds": {str(size): found for size, found in median.items()},
         "speedup": median[1]["steps"] / median[ranks]["steps"],
-        "speedup_of_busiest": median[1]["processor"] / median[ranks]["processor"],
+        "processor_ratio": median[ranks]["processor"] / median[1]["processor"],
         "speedup_with_start": median[1]["command"] / median[ranks]["command"],
     }
 
@@ -95,17 +95,18 @@ def _pieces(path: Path) -> list[str]:
 
 
 def _prepare(launcher: list[str], books: Path, tokenizer: Path, out: Path) -> dict[str, float]:
-    """Seconds of all steps together, on the clock and as processor time of the busiest rank, and of the command."""
+    """Seconds of each step, of the `steps` together and of the whole `command`; `processor` time of the steps."""
     command = [*launcher, *_PREPARE, str(books), "--out", str(out), "--tokenizer", str(tokenizer)]
     environment = os.environ | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     start = time.perf_counter()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     whole = time.perf_counter() - start
-    steps = re.findall(r"\w+ ([\d.]+) \(([\d.]+)\)", done.stdout)
+    steps = re.findall(r"(\w+) ([\d.]+) \(([\d.]+)\)", done.stdout)
     if done.returncode or not steps:
         raise UserError(f"{' '.join(command)} failed with code {done.returncode}:\n{done.stdout}")
-    clock, processor = (sum(map(float, seconds)) for seconds in zip(*steps, strict=True))
-    return {"steps": clock, "processor": processor, "command": whole}
+    clock = {name: float(seconds) for name, seconds, _ in steps}
+    processor = sum(float(seconds) for _, _, seconds in steps)
+    return {**clock, "steps": sum(clock.values()), "processor": processor, "command": whole}
 
 
 def main(

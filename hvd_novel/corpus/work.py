@@ -46,12 +46,12 @@ class Work:
         return [results[task] for task in range(len(sizes))]
 
     def say_seconds(self) -> None:
-        """One line from rank 0: how long each step took, waiting for other ranks included."""
+        """One line from rank 0: how long each step took, waiting included, and its processor time."""
         ranks = self._crew.do("seconds", lambda: self._seconds)
-        busiest = {name: max(rank[name][1] for rank in ranks) for name in self._seconds}
-        steps = [f"{name} {seconds:.2f} ({busiest[name]:.2f})" for name, (seconds, _) in self._seconds.items()]
+        busy = {name: sum(rank[name][1] for rank in ranks) for name in self._seconds}
+        steps = [f"{name} {seconds:.2f} ({busy[name]:.2f})" for name, (seconds, _) in self._seconds.items()]
         if self.rank == 0:
-            self.progress(f"seconds (processor time of the busiest rank): {', '.join(steps)}")
+            self.progress(f"seconds (processor time of all ranks): {', '.join(steps)}")
 
     def _guarded(self, action: Callable[[], T]) -> T:
         with writing(self._out):
