@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.console import Console
@@ -17,6 +17,10 @@ from rich.console import Console
 from hvd_novel import __version__
 from hvd_novel.bench.commands import app as bench
 from hvd_novel.errors import UserError
+from hvd_novel.launcher import launched, launched_rank
+
+if TYPE_CHECKING:
+    from hvd_novel.corpus.crew import Crew
 
 OK, FAILURE, MISTAKE, REQUEUE = 0, 1, 2, 75
 
@@ -89,10 +93,13 @@ def prepare(
 
     Reads .txt (UTF-8, UTF-16, GB18030, Big5), .json, .jsonl, .parquet and .epub; splits chapters; trains a
     tokenizer or uses yours; ends with a report in which every character is accounted for.
+
+    Works under `mpirun` and `horovodrun` too: the ranks share the work, and the store is the same.
     """
     from hvd_novel.corpus.prepare import prepare as run
     from hvd_novel.corpus.report import render
 
+    crew = _crew()
     report = run(
         paths,
         out,
@@ -104,7 +111,10 @@ def prepare(
         validation_fraction=validation_fraction,
         seed=seed,
         progress=_log,
+        crew=crew,
     )
+    if crew.rank > 0:
+        return
     if as_json:
         print((out / "report.json").read_text(encoding="utf-8"))
     else:
@@ -227,7 +237,7 @@ def main() -> None:
     except Exception as error:
         if not _is_lost_rank(error):
             raise
-        _complain("another rank has stopped; its own message tells why. The last checkpoint is untouched")
+        _complain("another rank has stopped; its own message tells why. What was saved before is untouched")
         sys.exit(FAILURE)
 
 
@@ -235,9 +245,23 @@ def _leave(code: int, message: str) -> None:
     """Print `message` once for the whole job, wait for the other ranks if there are any, and exit."""
     from hvd_novel import comm
 
-    if comm.launched_rank() == 0:
+    if launched_rank() == 0:
         _complain(message)
     comm.leave(code)
+
+
+def _crew() -> Crew:
+    """The ranks that prepare a corpus together; without a launcher nothing of Horovod is started."""
+    from hvd_novel.corpus.crew import Alone
+
+    if not launched():
+        return Alone()
+    from hvd_novel.corpus.ranks import Ranks
+
+    crew = Ranks()
+    if crew.rank == 0:
+        _log(crew.how)
+    return crew
 
 
 def _is_lost_rank(error: Exception) -> bool:
@@ -251,7 +275,7 @@ def _complain(message: str) -> None:
 
 
 def _log(line: str) -> None:
-    print(line, file=sys.stderr)
+    sys.stderr.write(f"{line}\n")  # at once: other ranks write too
 
 
 def _table(title: str, rows: dict[str, Any]) -> None:

@@ -1,35 +1,51 @@
 """`hvd-novel prepare`: novels in, a token store out.
 
-The files are read twice, once to train the tokenizer (unless one is given) and once to make samples; one novel is
-in memory at a time.
+Files are read and cleaned once, into scratch files beside the store; a tokenizer is trained on them, unless one is
+given; pieces of them are tokenised and labelled; the store is written. Ranks of a job share reading, tokenising and
+labelling; training and writing fall to rank 0. The store does not depend on who did what.
 """
 
 from __future__ import annotations
 
-import hashlib
+import shutil
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from transformers import PreTrainedTokenizerFast
 
-from hvd_novel.corpus.chapters import split_chapters
-from hvd_novel.corpus.clean import clean
-from hvd_novel.corpus.genres import UNKNOWN, recognise
-from hvd_novel.corpus.readers import Item, Problem, Record, read_records
-from hvd_novel.corpus.report import Characters, FileReport, Report, Share, length_percentiles, shares, sum_up
-from hvd_novel.corpus.samples import SampleLengths, find_units, unit_samples
+from hvd_novel.corpus.crew import Alone, Crew
+from hvd_novel.corpus.novels import TEXTS, Novel, ReadFile, read_files
+from hvd_novel.corpus.pieces import TOKENS, EncodedNovels, Labels, encode_pieces, find_pieces, label_pieces
+from hvd_novel.corpus.report import FileReport, Report, Share, length_percentiles, shares, sum_up
+from hvd_novel.corpus.samples import SampleLengths, make_sample
+from hvd_novel.corpus.scratch import ScratchReader
 from hvd_novel.corpus.sources import Source, find_sources
-from hvd_novel.corpus.store import SPLITS, StoreSplit
-from hvd_novel.corpus.stream import StreamEncoder, TokenStream
-from hvd_novel.corpus.tokenizer import load_tokenizer, tokenizer_hash, train_tokenizer
-from hvd_novel.corpus.writer import SampleWriter, check_target, replacing, tidy, write_header, write_novels
+from hvd_novel.corpus.store import SPLITS, SplitCounts, StoreSplit
+from hvd_novel.corpus.stream import StreamEncoder
+from hvd_novel.corpus.tokenizer import check_vocab_size, load_tokenizer, tokenizer_hash, train_tokenizer
+from hvd_novel.corpus.work import Work
+from hvd_novel.corpus.writer import (
+    SplitWriter,
+    check_target,
+    choose_validation,
+    replacing,
+    tidy,
+    write_header,
+    write_novels,
+)
 from hvd_novel.errors import UserError
 
 _TRAINING_BYTES = 16_000_000  # of files; training takes about 100 bytes of memory for each of them
-_PIECE_CHARACTERS = 10_000
+_PIECE_CHARACTERS = 10_000  # of what the tokenizer is trained on
+_SCRATCH, _SIGN = "scratch", "sign"
 
 
 def _silent(message: str) -> None:
@@ -48,142 +64,172 @@ def prepare(
     validation_fraction: float,
     seed: int,
     progress: Callable[[str], None] = _silent,
+    crew: Crew | None = None,
 ) -> Report:
     """Make the token store `out` from the novels in `paths`; the same input gives the same bytes.
 
     `tokenizer` is the folder of a Hugging Face tokenizer; without it one of `vocab_size` is trained on the corpus.
     Lengths are in tokens, see `samples`. About `validation_fraction` of the units go to the validation split,
-    chosen by `seed` and content. `progress` is called with a line for each step. Content that cannot be used is left
-    out and reported; what makes the whole impossible raises UserError, and `out` is as it was.
+    chosen by `seed` and content. `progress` is called with a line for each step. `crew` are the ranks that share the
+    work, by default this process alone; all of them call this and get the report. Content that cannot be used is left
+    out and reported; what makes the whole impossible raises UserError, on all ranks, and `out` is as it was.
     """
     lengths = SampleLengths(max_len, min_len, overlap)
     if not 0 <= validation_fraction < 1:
         raise UserError(f"--validation-fraction {validation_fraction} must be at least 0 and below 1")
-    tidy(out)
-    check_target(out)
-    sources = find_sources(paths, leave_out=out)
     if tokenizer is None:
-        progress(f"training a tokenizer of {vocab_size} tokens")
-        hf_tokenizer = train_tokenizer(_training_texts(sources), vocab_size)
-    else:
-        hf_tokenizer = load_tokenizer(tokenizer)
+        check_vocab_size(vocab_size)
+    work = Work(crew or Alone(), out, progress)
+    given = work.lead("start", lambda: _start(out, tokenizer))
+    sources = _find_sources(work, paths, out)
 
-    with replacing(out) as folder:
-        hf_tokenizer.save_pretrained(folder / "tokenizer")
-        with SampleWriter(folder / "samples.arrow") as writer:
-            corpus = _Corpus(StreamEncoder(hf_tokenizer), lengths, writer)
-            for number, source in enumerate(sources, 1):
-                progress(f"file {number} of {len(sources)}: {source.name}")
-                corpus.add_file(source)
-        if not corpus.novels:
-            raise UserError(_nothing_usable(corpus.files))
-        counts = writer.split(folder, validation_fraction, seed)
-        write_novels(folder / "novels.arrow", corpus.novels)
-        report = _report(corpus, folder)
-        (folder / "report.json").write_text(report.model_dump_json(indent=1), encoding="utf-8")
-        write_header(
-            folder,
-            tokenizer_hash=tokenizer_hash(folder / "tokenizer"),
-            vocab_size=len(hf_tokenizer),
-            max_len=max_len,
-            min_len=min_len,
-            overlap=overlap,
-            counts=counts,
-        )
+    with ExitStack() as stack:
+        folder = _open_folder(work, out, stack)
+        scratch = folder / _SCRATCH
+        files = read_files(work, sources, scratch)
+        novels = [novel for file in files for novel in file.novels]
+        if not novels:
+            raise UserError(_nothing_usable([file.report for file in files]))
+
+        def provide_tokenizer() -> PreTrainedTokenizerFast:
+            if given is None:
+                progress(f"training a tokenizer of {vocab_size} tokens")
+            provided = given or train_tokenizer(_training_texts(sources, novels, scratch), vocab_size)
+            provided.save_pretrained(folder / "tokenizer")
+            return provided
+
+        hf_tokenizer = work.lead("train", provide_tokenizer)
+        encoder = StreamEncoder(hf_tokenizer)
+        pieces = find_pieces(novels)
+        encoded = encode_pieces(work, novels, pieces, encoder, scratch)
+        streams = EncodedNovels(novels, pieces, encoded, lengths)
+        labels = label_pieces(work, streams, scratch)
+
+        def write() -> Report:
+            counts = _write_splits(folder, streams, labels, encoder.genre_ids, validation_fraction, seed)
+            write_novels(folder / "novels.arrow", _rows(files, streams))
+            shutil.rmtree(scratch)
+            report = _report(files, folder)
+            (folder / "report.json").write_text(report.model_dump_json(indent=1), encoding="utf-8")
+            write_header(
+                folder,
+                tokenizer_hash=tokenizer_hash(folder / "tokenizer"),
+                vocab_size=len(hf_tokenizer),
+                max_len=max_len,
+                min_len=min_len,
+                overlap=overlap,
+                counts=counts,
+            )
+            stack.close()
+            return report
+
+        report = work.lead("write", write)
+    work.say_seconds()
     return report
 
 
-def _training_texts(sources: Sequence[Source]) -> Iterator[str]:
-    """Pieces of the cleaned novels for the tokenizer, spread evenly over a corpus that is too large for it."""
-    size = sum(source.path.stat().st_size for source in sources if not source.unreadable and source.path.is_file())
+def _start(out: Path, tokenizer: Path | None) -> PreTrainedTokenizerFast | None:
+    """What can fail before anything is read: the place of the store, and the given tokenizer, which is returned."""
+    tidy(out)
+    check_target(out)
+    return load_tokenizer(tokenizer) if tokenizer else None
+
+
+def _find_sources(work: Work, paths: Sequence[Path], out: Path) -> list[Source]:
+    """The files to read, seen alike by all ranks."""
+    sources: list[Source] = []
+
+    def find() -> str:
+        sources.extend(find_sources(paths, leave_out=out))
+        return sha256("\0".join(f"{source.name}\0{source.size()}" for source in sources).encode()).hexdigest()
+
+    if len(set(work.each("sources", find))) > 1:
+        raise UserError(
+            f"the files in {', '.join(map(str, paths))} are not the same on all ranks; "
+            "put them on a file system that all ranks share"
+        )
+    return sources
+
+
+def _open_folder(work: Work, out: Path, stack: ExitStack) -> Path:
+    """The folder that `stack`, on rank 0, will put in the place of `out`; it holds a folder for scratch files."""
+
+    def make() -> tuple[Path, str]:
+        folder, sign = stack.enter_context(replacing(out)), uuid.uuid4().hex
+        (folder / _SCRATCH).mkdir()
+        (folder / _SCRATCH / _SIGN).write_text(sign)
+        return folder, sign
+
+    folder, sign = work.lead("folder", make)
+    work.each("shared", lambda: _check_shared(folder / _SCRATCH / _SIGN, sign, out))
+    return folder
+
+
+def _check_shared(path: Path, sign: str, out: Path) -> None:
+    with suppress(OSError):
+        if path.read_text() == sign:
+            return
+    raise UserError(f"--out {out} is not on a file system that all ranks share; choose a place that all of them see")
+
+
+def _training_texts(sources: Sequence[Source], novels: Sequence[Novel], scratch: Path) -> Iterator[str]:
+    """Pieces of the novels for the tokenizer, spread evenly over a corpus that is too large for it."""
+    size = sum(source.size() for source in sources)
     share, due = min(1.0, _TRAINING_BYTES / max(1, size)), 1.0
-    for source in sources:
-        for record in _read(source):
-            text = clean(record.text).text if isinstance(record, Record) else ""
-            for start in range(0, len(text), _PIECE_CHARACTERS):
+    with ScratchReader(scratch, TEXTS) as texts:
+        for novel in novels:
+            for start in range(0, novel.characters, _PIECE_CHARACTERS):
                 if due >= 1:
-                    yield text[start : start + _PIECE_CHARACTERS]
+                    yield texts.text(novel.text, start, min(start + _PIECE_CHARACTERS, novel.characters))
                     due -= 1
                 due += share
 
 
-def _read(source: Source) -> Iterator[Item]:
-    if source.unreadable:
-        yield Problem(f"unreadable: {source.unreadable}")
-    else:
-        yield from read_records(source.path)
+def _write_splits(
+    folder: Path,
+    streams: EncodedNovels,
+    labels: Sequence[Labels],
+    genre_ids: dict[str, int],
+    validation_fraction: float,
+    seed: int,
+) -> dict[str, SplitCounts]:
+    """Write the samples of all novels, in order; returns the sums of each split."""
+    keys = [f"{stream.novel.content}:{unit.chapter}" for stream in streams for unit in stream.units]
+    chosen = choose_validation(keys, validation_fraction, seed)
+    units = count()
+    with ScratchReader(folder / _SCRATCH, TOKENS) as tokens, SplitWriter(folder) as writer:
+        for index, stream in enumerate(streams):
+            held_out = {unit.chapter for unit in stream.units if next(units) in chosen}
+            genre = stream.novel.genre
+            for window, (segment_type, characters) in zip(stream.windows, streams.labels(index, labels), strict=True):
+                ids = stream.ids(window, tokens)
+                sample = make_sample(window, ids, genre_ids[genre], segment_type, characters)
+                writer.add(sample, index, genre, "validation" if window.chapter in held_out else "train")
+    return writer.counts
 
 
-class _Corpus:
-    """The second reading: samples go to the writer, rows of novels.arrow and reports per file are kept."""
-
-    def __init__(self, encoder: StreamEncoder, lengths: SampleLengths, writer: SampleWriter) -> None:
-        self._encoder, self._lengths, self._writer = encoder, lengths, writer
-        self.novels: list[dict[str, Any]] = []
-        self.files: list[FileReport] = []
-        self.unrecognised_genres: Counter[str] = Counter()
-
-    def add_file(self, source: Source) -> None:
-        """Read a file to its end; what cannot be used becomes a line of its report."""
-        file = FileReport(path=source.name)
-        for item in _read(source):
-            if isinstance(item, Problem):
-                file.problems.append(str(item))
-                file.undecodable_bytes += item.dropped_bytes
-            else:
-                self._add_novel(item, source, file)
-        file.close()
-        self.files.append(file)
-
-    def _add_novel(self, record: Record, source: Source, file: FileReport) -> None:
-        cleaned = clean(record.text)
-        chapters = split_chapters(cleaned.text)
-        file.encoding = record.encoding
-        file.characters.add(Characters(read=len(record.text), kept=len(cleaned.text), removed=cleaned.removed))
-        if not chapters:
-            file.problems.append(str(Problem("the novel has no text", record.place)))
-            return
-        genre = self._genre(record, source)
-        stream = self._encoder.encode(chapters)
-        self._add_samples(cleaned.text, stream, genre)
-        file.novels += 1
-        file.chapters += len(chapters)
-        file.tokens += len(stream.ids)
-        self.novels.append(
-            {
-                "title": _line(record.title) or source.path.stem,
-                "author": _line(record.author),
-                "genre": genre,
-                "path": source.name,
-                "chapters": len(chapters),
-                "characters": len(cleaned.text),
-                "tokens": len(stream.ids),
-            }
-        )
-
-    def _add_samples(self, text: str, stream: TokenStream, genre: str) -> None:
-        content = hashlib.sha256(text.encode("utf-8")).hexdigest()
-        genre_id = self._encoder.genre_ids[genre]
-        for unit in find_units(stream.chapter_tokens, self._lengths.min_len):
-            samples = list(unit_samples(unit, stream, text, genre_id, self._lengths))
-            self._writer.add_unit(f"{content}:{unit.chapter}", samples, novel=len(self.novels), genre=genre)
-
-    def _genre(self, record: Record, source: Source) -> str:
-        written = _line(record.genre)
-        if not written:
-            return source.genre or UNKNOWN
-        genre = recognise(written)
-        if genre is None:
-            self.unrecognised_genres[written] += 1
-        return genre or UNKNOWN
+def _rows(files: Sequence[ReadFile], streams: EncodedNovels) -> list[dict[str, Any]]:
+    """The rows of novels.arrow; their tokens are added to the reports of their files."""
+    rows, stream_of = [], iter(streams)
+    for file in files:
+        for novel in file.novels:
+            tokens = next(stream_of).tokens
+            file.report.tokens += tokens
+            rows.append(
+                {
+                    "title": novel.title,
+                    "author": novel.author,
+                    "genre": novel.genre,
+                    "path": novel.path,
+                    "chapters": len(novel.chapters) - 1,
+                    "characters": novel.characters,
+                    "tokens": tokens,
+                }
+            )
+    return rows
 
 
-def _line(label: str | None) -> str:
-    """A title, author or genre as one clean line; empty if there is none."""
-    return " ".join(clean(label or "").text.split())
-
-
-def _report(corpus: _Corpus, folder: Path) -> Report:
+def _report(files: Sequence[ReadFile], folder: Path) -> Report:
     """The report on a folder whose splits are written; asserts that nothing was lost on the way there."""
     splits = {name: StoreSplit(folder / f"{name}.arrow") for name in SPLITS}
     samples = pa.concat_tables([split.columns() for split in splits.values()])
@@ -191,7 +237,8 @@ def _report(corpus: _Corpus, folder: Path) -> Report:
         np.concatenate([getattr(split, name) for split in splits.values()])
         for name in ("lengths", "trained_tokens", "characters")
     )
-    totals = sum_up(corpus.files, samples=len(lengths), sample_tokens=int(lengths.sum(dtype=np.int64)))
+    reports = [file.report for file in files]
+    totals = sum_up(reports, samples=len(lengths), sample_tokens=int(lengths.sum(dtype=np.int64)))
     assert trained.sum(dtype=np.int64) == totals.tokens
     assert characters.sum(dtype=np.int64) == totals.characters.kept
     return Report(
@@ -203,8 +250,8 @@ def _report(corpus: _Corpus, folder: Path) -> Report:
         lengths=length_percentiles(lengths),
         genres=shares(samples["genre"], trained),
         segment_types=shares(samples["segment_type"], trained),
-        unrecognised_genres=dict(corpus.unrecognised_genres),
-        files=corpus.files,
+        unrecognised_genres=dict(sum((file.unrecognised_genres for file in files), Counter())),
+        files=reports,
     )
 
 

@@ -19,7 +19,6 @@ from itertools import pairwise
 import numpy as np
 
 from hvd_novel.corpus.segments import SEGMENT_TYPES, segment_type
-from hvd_novel.corpus.stream import TokenStream
 from hvd_novel.errors import UserError
 
 
@@ -48,6 +47,17 @@ class Unit:
     chapter: int
     start: int
     end: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A sample's new tokens, [start, end) of a novel's stream, and how many tokens before them are its context."""
+
+    chapter: int
+    """Index of the unit's first chapter."""
+    start: int
+    end: int
+    overlap: int
 
 
 @dataclass(frozen=True)
@@ -95,21 +105,23 @@ def find_windows(length: int, lengths: SampleLengths) -> list[tuple[int, int]]:
     return [(start, end) for start, end in pairwise(bounds) if start < end]
 
 
-def unit_samples(unit: Unit, stream: TokenStream, text: str, genre_id: int, lengths: SampleLengths) -> Iterator[Sample]:
-    """The samples of one unit of the novel whose text is `text` and whose stream is `stream`."""
-    for window_start, window_end in find_windows(unit.end - unit.start, lengths):
-        start, end = unit.start + window_start, unit.start + window_end
-        context = min(lengths.overlap, window_start)
-        first, last = int(stream.characters[start]), int(stream.characters[end])
-        yield Sample(
-            input_ids=np.concatenate([np.array([genre_id], np.int32), stream.ids[start - context : end]]),
-            context=1 + context,
-            segment_type=main_segment_type(text[first:last]),
-            chapter=unit.chapter,
-            token_start=start,
-            token_end=end,
-            characters=last - first,
-        )
+def unit_windows(unit: Unit, lengths: SampleLengths) -> Iterator[Window]:
+    """The windows of one unit, in order."""
+    for start, end in find_windows(unit.end - unit.start, lengths):
+        yield Window(unit.chapter, unit.start + start, unit.start + end, min(lengths.overlap, start))
+
+
+def make_sample(window: Window, ids: np.ndarray, genre_id: int, segment_type: str, characters: int) -> Sample:
+    """The sample of a window; `ids` are its tokens with the overlap before them, int32."""
+    return Sample(
+        input_ids=np.concatenate([np.array([genre_id], np.int32), ids]),
+        context=1 + window.overlap,
+        segment_type=segment_type,
+        chapter=window.chapter,
+        token_start=window.start,
+        token_end=window.end,
+        characters=characters,
+    )
 
 
 def main_segment_type(text: str) -> str:

@@ -23,6 +23,10 @@ class Source:
     genre: str | None
     unreadable: str = ""
 
+    def size(self) -> int:
+        """Bytes; 0 for what cannot be read."""
+        return self.path.stat().st_size if not self.unreadable and self.path.is_file() else 0
+
 
 def find_sources(paths: Sequence[Path], leave_out: Path) -> list[Source]:
     """The files `paths` name, folders taken recursively with names in order, each file once.

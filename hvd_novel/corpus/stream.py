@@ -41,9 +41,12 @@ class StreamEncoder:
         self._end = tokenizer.eos_token_id
         self.genre_ids = {genre: tokenizer.convert_tokens_to_ids(genre_token(genre)) for genre in GENRES}
 
-    def encode(self, chapters: Sequence[str]) -> TokenStream:
-        """The stream of a novel of at least one chapter; the chapters, joined, are its text."""
-        closing = [self._separator] * (len(chapters) - 1) + [self._end]
+    def encode(self, chapters: Sequence[str], ends: bool = True) -> TokenStream:
+        """The stream of a novel of at least one chapter; the chapters, joined, are its text.
+
+        `ends` says whether the novel ends with them; a separator follows the last otherwise.
+        """
+        closing = [self._separator] * (len(chapters) - 1) + [self._end if ends else self._separator]
         ids, characters, before = [], [np.zeros(1, np.int64)], 0
         for chapter, encoding, token in zip(chapters, self._encode(chapters), closing, strict=True):
             ids.append(np.array([*encoding.ids, token], np.int32))

@@ -28,14 +28,19 @@ SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
 """Every byte is a token, so that any text can be written and read back."""
 
 
+def check_vocab_size(vocab_size: int) -> None:
+    """Raise UserError if `vocab_size` is below SMALLEST_VOCABULARY."""
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise UserError(f"--vocab-size {vocab_size} is too small; give at least {SMALLEST_VOCABULARY}")
+
+
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) on `texts`; the same texts give the same ids.
 
     `vocab_size` counts the special tokens, which come first, and is reached if the texts are varied enough.
-    Raises UserError if it is below SMALLEST_VOCABULARY.
+    Raises UserError if `check_vocab_size` refuses it.
     """
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise UserError(f"--vocab-size {vocab_size} is too small; give at least {SMALLEST_VOCABULARY}")
+    check_vocab_size(vocab_size)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

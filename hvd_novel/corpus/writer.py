@@ -1,4 +1,4 @@
-"""Writing a token store: samples as they come, then the split into training and validation, the header last."""
+"""Writing a token store: samples as they come, dealt to training and validation, the header last."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from hvd_novel.corpus.aside import OLD, PARTIAL, aside, leftovers, real
 from hvd_novel.corpus.genres import GENRES
 from hvd_novel.corpus.samples import Sample
 from hvd_novel.corpus.segments import SEGMENT_TYPES
+from hvd_novel.corpus.store import SPLITS
 from hvd_novel.errors import UserError
 from hvd_novel.files import flush
 
@@ -37,17 +38,25 @@ def replacing(out: Path) -> Iterator[Path]:
     check_target(out)
     new = aside(out, PARTIAL)
     try:
+        with writing(out):
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir(parents=True)
+            yield new
+            _sync(new)
+            check_target(out)
+            _put_in_place(new, real(out))
+    finally:
         shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        yield new
-        _sync(new)
-        check_target(out)
-        _put_in_place(new, real(out))
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Turns an OSError in the block, which writes what belongs to `out`, into a UserError."""
+    try:
+        yield
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"--out {out} cannot be written: {reason}; make room there or choose another place") from None
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def tidy(out: Path) -> None:
@@ -96,49 +105,41 @@ def _sync(folder: Path) -> None:
     flush(folder)
 
 
-class SampleWriter:
-    """Takes samples unit by unit into a scratch file; `split` deals the units to training and validation."""
+class SplitWriter:
+    """Writes train.arrow and validation.arrow in a folder from samples as they come."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writer = pa.ipc.new_file(str(path), store.SCHEMA)
+    def __init__(self, folder: Path) -> None:
+        self.counts = {name: store.SplitCounts(samples=0, tokens=0, trained_tokens=0, characters=0) for name in SPLITS}
+        self._writers = {name: pa.ipc.new_file(str(folder / f"{name}.arrow"), store.SCHEMA) for name in SPLITS}
         self._rows: list[tuple[Sample, int, str]] = []
         self._row_tokens = 0
-        self._unit_keys: list[str] = []
-        self._unit_of_sample: list[int] = []
+        self._splits: list[str] = []
 
-    def __enter__(self) -> SampleWriter:
+    def __enter__(self) -> SplitWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._flush()
-        self._writer.close()
+        for writer in self._writers.values():
+            writer.close()
 
-    def add_unit(self, key: str, samples: Sequence[Sample], novel: int, genre: str) -> None:
-        """Add the samples of one unit of the novel with index `novel`; `key` names the unit's content."""
-        self._unit_of_sample += [len(self._unit_keys)] * len(samples)
-        self._unit_keys.append(key)
-        for sample in samples:
-            self._rows.append((sample, novel, genre))
-            self._row_tokens += len(sample.input_ids)
-            if len(self._rows) == _BATCH_ROWS or self._row_tokens >= _BATCH_TOKENS:
-                self._flush()
-
-    def split(self, folder: Path, validation_fraction: float, seed: int) -> dict[str, store.SplitCounts]:
-        """Write train.arrow and validation.arrow into `folder` and remove the scratch file."""
-        chosen = choose_validation(self._unit_keys, validation_fraction, seed)
-        is_validation = np.isin(self._unit_of_sample, sorted(chosen))
-        counts = {
-            "train": _copy(self._path, folder / "train.arrow", ~is_validation),
-            "validation": _copy(self._path, folder / "validation.arrow", is_validation),
-        }
-        self._path.unlink()
-        return counts
+    def add(self, sample: Sample, novel: int, genre: str, split: str) -> None:
+        """Add a sample of the novel with index `novel` to `split`, one of `store.SPLITS`."""
+        self._rows.append((sample, novel, genre))
+        self._row_tokens += len(sample.input_ids)
+        self._splits.append(split)
+        if len(self._rows) == _BATCH_ROWS or self._row_tokens >= _BATCH_TOKENS:
+            self._flush()
 
     def _flush(self) -> None:
+        """Write the rows taken so far as one batch of each split."""
         if self._rows:
-            self._writer.write_batch(_record_batch(self._rows))
-        self._rows, self._row_tokens = [], 0
+            batch = _record_batch(self._rows)
+            for name, writer in self._writers.items():
+                part = batch.filter(pa.array([split == name for split in self._splits]))
+                writer.write_batch(part)
+                _count(part, self.counts[name])
+        self._rows, self._row_tokens, self._splits = [], 0, []
 
 
 def choose_validation(unit_keys: Sequence[str], fraction: float, seed: int) -> set[int]:
@@ -197,21 +198,6 @@ def _record_batch(rows: Sequence[tuple[Sample, int, str]]) -> pa.RecordBatch:
 def _names(values: Sequence[str], names: tuple[str, ...]) -> pa.DictionaryArray:
     codes = pa.array([names.index(value) for value in values], pa.int8())
     return pa.DictionaryArray.from_arrays(codes, pa.array(names))
-
-
-def _copy(scratch: Path, target: Path, wanted: np.ndarray) -> store.SplitCounts:
-    """Copy the `wanted` samples, bool [samples], batch by batch; returns their sums."""
-    counts = store.SplitCounts(samples=0, tokens=0, trained_tokens=0, characters=0)
-    done = 0
-    with pa.memory_map(str(scratch)) as source, pa.ipc.new_file(str(target), store.SCHEMA) as writer:
-        reader = pa.ipc.open_file(source)
-        for index in range(reader.num_record_batches):
-            batch = reader.get_batch(index)
-            part = batch.filter(pa.array(wanted[done : done + batch.num_rows]))
-            done += batch.num_rows
-            writer.write_batch(part)
-            _count(part, counts)
-    return counts
 
 
 def _count(batch: pa.RecordBatch, counts: store.SplitCounts) -> None:

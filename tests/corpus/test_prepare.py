@@ -5,61 +5,31 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from hvd_novel.corpus import prepare as prepares
 from hvd_novel.corpus.clean import clean
+from hvd_novel.corpus.crew import Alone
 from hvd_novel.corpus.genres import UNKNOWN
+from hvd_novel.corpus.novels import read_files
 from hvd_novel.corpus.prepare import prepare
 from hvd_novel.corpus.report import Report, length_percentiles, render
 from hvd_novel.corpus.store import TokenStore, is_store
+from hvd_novel.corpus.work import Work
 from hvd_novel.errors import UserError
-from tests.corpus.texts import SIMPLIFIED, TRADITIONAL, novel
-
-OPTIONS: dict[str, Any] = {
-    "tokenizer": None,
-    "vocab_size": 400,
-    "max_len": 200,
-    "min_len": 32,
-    "overlap": 16,
-    "validation_fraction": 0.1,
-    "seed": 1,
-}
+from tests.corpus.corpora import OPTIONS, contents, mixed_corpus
+from tests.corpus.texts import TRADITIONAL, novel
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Files of every kind, with something wrong in several of them."""
-    folder = tmp_path / "books"
-    (folder / "玄幻").mkdir(parents=True)
-    (folder / "玄幻" / "龙.txt").write_text("\ufeff" + novel(4).replace("\n", "\r\n"), encoding="utf-8")
-    (folder / "big5.txt").write_bytes(novel(3, text=TRADITIONAL).replace("这", "這").encode("big5", "ignore"))
-    (folder / "cut.txt").write_bytes(novel(2).encode("gb18030")[:-1])
-    lines = [
-        {"content": novel(2, text=f"第{n}本。" + SIMPLIFIED), "genre": "Sci-Fi", "title": f"书{n}"} for n in range(10)
-    ]
-    texts = [json.dumps(line, ensure_ascii=False) for line in lines]
-    texts[4] = "{"
-    (folder / "many.jsonl").write_text("\n".join(texts), encoding="utf-8")
-    objects = [{"content": novel(2, 3), "genre": "烹饪"}, {"content": " \n\u3000 "}, {"title": "空"}]
-    (folder / "list.json").write_text(json.dumps(objects), encoding="utf-8")
-    pq.write_table(pa.table({"text": [novel(3, 2)], "author": ["佚名"]}), folder / "table.parquet")
-    (folder / "cover.jpg").write_bytes(b"\xff\xd8")
-    (folder / "empty.txt").write_bytes(b"")
-    (folder / "broken.epub").write_bytes(b"PK")
-    (folder / "noise.txt").write_bytes(bytes(range(128)) * 50)
-    return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return mixed_corpus(tmp_path / "books")
 
 
 def test_everything_usable_is_kept_and_the_rest_reported(corpus: Path, tmp_path: Path) -> None:
@@ -166,7 +136,8 @@ def test_an_existing_tokenizer(corpus: Path, tmp_path: Path, tokenizer_folder: P
     lines: list[str] = []
     prepare([corpus], tmp_path / "store", **{**OPTIONS, "tokenizer": tokenizer_folder}, progress=lines.append)
     assert TokenStore.open(tmp_path / "store").header["vocab_size"] == 500
-    assert lines[-1] == "file 10 of 10: books/玄幻/龙.txt"
+    assert lines[-2] == "file 10 of 10: books/玄幻/龙.txt"
+    assert lines[-1].startswith("seconds (")
 
 
 def test_validation_does_not_depend_on_the_order_of_files(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -187,7 +158,10 @@ def test_training_text_is_spread_over_a_large_corpus(tmp_path: Path, monkeypatch
     monkeypatch.setattr(prepares, "_PIECE_CHARACTERS", 100)
     monkeypatch.setattr(prepares, "_TRAINING_BYTES", 4000)
     sources = prepares.find_sources([tmp_path], tmp_path / "out")
-    pieces = list(prepares._training_texts(sources))
+    (tmp_path / "scratch").mkdir()
+    files = read_files(Work(Alone(), tmp_path / "out", print), sources, tmp_path / "scratch")
+    novels = [novel for file in files for novel in file.novels]
+    pieces = list(prepares._training_texts(sources, novels, tmp_path / "scratch"))
     assert [piece[0] for piece in pieces] == [name for name in "abcdefgh" for _ in range(5)]
 
 
@@ -412,3 +386,26 @@ def test_names_and_reasons_are_whole_on_a_narrow_terminal(corpus: Path, tmp_path
     assert cells(reasons, 1) == "".join(file.path for file in report.files if file.reason)
     assert cells(reasons, 2) == "".join("".join(file.reason.split()) for file in report.files)
     assert all(f"{file.tokens:,} │" in files for file in report.files)
+
+
+class OneOfTwo(Alone):
+    """A crew whose other rank sees another disk."""
+
+    size = 2
+
+    def __init__(self, step: str, other: Any) -> None:
+        self._step, self._other = step, other
+
+    def do(self, name: str, action: Callable[[], Any]) -> list[Any]:
+        return [action(), self._other if name == self._step else None]
+
+
+def test_ranks_that_do_not_share_their_files(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="books are not the same on all ranks; put them on a file system that all"):
+        prepare([corpus], tmp_path / "store", **OPTIONS, crew=OneOfTwo("sources", "another listing"))
+    for content in (None, "of another job"):
+        if content:
+            (tmp_path / "sign").write_text(content)
+        with pytest.raises(UserError, match="--out out is not on a file system that all ranks share; choose a place"):
+            prepares._check_shared(tmp_path / "sign", "of this job", Path("out"))
+    assert not (tmp_path / "store").exists()

@@ -16,10 +16,12 @@ from hvd_novel.corpus.samples import (
     Sample,
     SampleLengths,
     Unit,
+    Window,
     find_units,
     find_windows,
     main_segment_type,
-    unit_samples,
+    make_sample,
+    unit_windows,
 )
 from hvd_novel.corpus.stream import StreamEncoder, TokenStream, _complete
 from hvd_novel.corpus.tokenizer import load_tokenizer
@@ -44,7 +46,13 @@ def stream_of(chapter_tokens: list[int]) -> TokenStream:
 
 def samples_of(stream: TokenStream, lengths: SampleLengths, text: str) -> list[Sample]:
     units = find_units(stream.chapter_tokens, lengths.min_len)
-    return [sample for unit in units for sample in unit_samples(unit, stream, text, -1, lengths)]
+    return [sample_of(window, stream, text) for unit in units for window in unit_windows(unit, lengths)]
+
+
+def sample_of(window: Window, stream: TokenStream, text: str) -> Sample:
+    ids = stream.ids[window.start - window.overlap : window.end]
+    first, last = stream.characters[[window.start, window.end]]
+    return make_sample(window, ids, -1, main_segment_type(text[first:last]), int(last - first))
 
 
 CHAPTERS = st.lists(st.integers(1, 400), min_size=1, max_size=12)

@@ -19,7 +19,7 @@ from hvd_novel.corpus.prepare import prepare
 from hvd_novel.corpus.samples import Sample
 from hvd_novel.corpus.store import SCHEMA, TokenStore
 from hvd_novel.corpus.tokenizer import tokenizer_hash
-from hvd_novel.corpus.writer import SampleWriter, choose_validation
+from hvd_novel.corpus.writer import SplitWriter, choose_validation
 from hvd_novel.errors import UserError
 from tests.corpus.texts import novel
 
@@ -225,11 +225,9 @@ def test_an_arrow_file_that_is_none(store: Path) -> None:
 
 
 def test_an_empty_split(tmp_path: Path) -> None:
-    with SampleWriter(tmp_path / "scratch") as writer:
-        writer.add_unit("only", [Sample(np.array([1, 2], np.int32), 1, "plot", 0, 0, 1, 5)], novel=0, genre="urban")
-    counts = writer.split(tmp_path, 0.5, seed=0)
-    assert [counts[name]["samples"] for name in ("train", "validation")] == [1, 0]
-    assert not (tmp_path / "scratch").exists()
+    with SplitWriter(tmp_path) as writer:
+        writer.add(Sample(np.array([1, 2], np.int32), 1, "plot", 0, 0, 1, 5), novel=0, genre="urban", split="train")
+    assert [writer.counts[name]["samples"] for name in ("train", "validation")] == [1, 0]
     split = stores.StoreSplit(tmp_path / "validation.arrow")
     assert len(split) == len(split.lengths) == len(split.trained_tokens) == split.columns().num_rows == 0
     assert split.lengths.dtype == np.int32
