@@ -15,6 +15,7 @@ from hvd_novel.config.schema import (
     RunConfig,
     SampleConfig,
     ScheduleConfig,
+    ShardingConfig,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "RunConfig",
     "SampleConfig",
     "ScheduleConfig",
+    "ShardingConfig",
     "dump",
     "load",
     "nearest",

@@ -1,6 +1,6 @@
 """The plan: which documents form a step, and how they are dealt to replicas and packed.
 
-A pure function of (lengths, seed, step, token budget, pack size, number of replicas): resuming needs nothing but
+A pure function of (lengths, seed, step, token budget, caps, number of replicas): resuming needs nothing but
 the step, and at another number of replicas the same documents form the same step.
 
 Two levels. A step takes the next contiguous slice of the epoch's shuffled order. Inside it documents go to
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,10 @@ class StepPlan:
     epoch: int
     packs: list[Packs]
     """packs[replica][i]: the documents of that replica's i-th pack; a replica may have none."""
+    costs: list[list[float]]
+    """costs[replica][i]: what that pack costs, in tokens."""
+    tokens: int
+    """All tokens of the step, over all replicas."""
     trained_tokens: int
     """Labels trained in this step over all replicas: the divisor of its loss."""
 
@@ -40,19 +45,16 @@ class Plan:
     """Steps over a split of a token store; every document is trained once in each epoch.
 
     `lengths` and `trained` are int arrays [documents]: tokens, and tokens whose labels are trained. A step holds
-    about `step_tokens` tokens (all steps of an epoch are equally large to within one document), a pack at most
-    `pack_tokens`. Raises UserError if a document fits into no pack, or there are none.
+    about `step_tokens` tokens (all steps of an epoch are equally large to within one document). Raises UserError if
+    there are no documents.
     """
 
-    def __init__(
-        self, lengths: np.ndarray, trained: np.ndarray, *, seed: int, step_tokens: int, pack_tokens: int
-    ) -> None:
+    def __init__(self, lengths: np.ndarray, trained: np.ndarray, *, seed: int, step_tokens: int) -> None:
         if len(lengths) == 0:
             raise UserError("the token store has no training samples; prepare a larger corpus")
         self.lengths, self.trained, self.seed = lengths, trained, seed
-        self.pack_tokens = pack_tokens
-        check_pack_size(lengths, pack_tokens)
         total, longest = int(lengths.sum(dtype=np.int64)), int(lengths.max())
+        self._longest = longest
         # A slice not shorter than the longest document holds the end of at least one: no step is empty.
         self.steps_per_epoch = max(1, min(-(-total // step_tokens), total // longest))
         self._total = total
@@ -60,15 +62,23 @@ class Plan:
         self._order = np.empty(0, np.int64)
         self._bounds = np.empty(0, np.int64)
 
-    def step(self, step: int, replicas: int) -> StepPlan:
-        """The plan of optimizer step `step` (from 0) for `replicas` data-parallel replicas."""
+    def step(self, step: int, caps: Sequence[int]) -> StepPlan:
+        """The plan of optimizer step `step` (from 0) for ``len(caps)`` replicas with packs of at most `caps` tokens.
+
+        Raises ValueError if a document is longer than a cap.
+        """
+        if min(caps) < self._longest:
+            raise ValueError(f"a document of {self._longest} tokens does not fit into packs of {min(caps)}")
         epoch, index = divmod(step, self.steps_per_epoch)
         self._enter(epoch)
         documents = self._order[self._bounds[index] : self._bounds[index + 1]]
-        dealt = deal(documents, self.lengths, replicas)
+        dealt = deal(documents, self.lengths, len(caps))
+        packs = [pack(mine, self.lengths, cap) for mine, cap in zip(dealt, caps, strict=True)]
         return StepPlan(
             epoch=epoch,
-            packs=[pack(mine, self.lengths, self.pack_tokens) for mine in dealt],
+            packs=packs,
+            costs=[[float(self.lengths[documents].sum()) for documents in mine] for mine in packs],
+            tokens=int(self.lengths[documents].sum(dtype=np.int64)),
             trained_tokens=int(self.trained[documents].sum(dtype=np.int64)),
         )
 

@@ -18,12 +18,15 @@ from hvd_novel import config as configuration
 from hvd_novel.checkpoint import resume, state, writer
 from hvd_novel.checkpoint.resume import Checkpoint
 from hvd_novel.config import ComputeConfig, Config
-from hvd_novel.corpus.store import TokenStore
+from hvd_novel.corpus.store import SPLITS, TokenStore
 from hvd_novel.errors import UserError
 from hvd_novel.model import attention, build
 from hvd_novel.monitor.console import ConsoleSink
 from hvd_novel.monitor.records import MetricsFile, Sink, TensorBoard
+from hvd_novel.sharding.loader import Loader, check_cores
 from hvd_novel.sharding.plan import Plan, check_pack_size
+from hvd_novel.sharding.stealing import Claims
+from hvd_novel.train.budget import MemoryBudget, agree, largest_pack
 from hvd_novel.train.callbacks import Evaluate, Sample, Save, sample_problems
 from hvd_novel.train.optim import compression_problems, make_optimizer
 from hvd_novel.train.run_folder import RunFolder
@@ -90,7 +93,6 @@ def train(config: Config, console: Console) -> bool:
             train_split.trained_tokens,
             seed=config.run.seed,
             step_tokens=config.batch.tokens,
-            pack_tokens=config.batch.micro_batch_tokens,
         ),
         "train.plan",
     )
@@ -99,6 +101,17 @@ def train(config: Config, console: Console) -> bool:
         f"data: {len(train_split):,} samples, {int(train_split.lengths.sum(dtype='int64')):,} tokens, "
         f"{plan.steps_per_epoch:,} steps an epoch"
     )
+
+    caps, budget = _caps(config, model, store, topology, found)
+    if budget:
+        say(f"batch.micro_batch_tokens=auto: packs of at most {', '.join(map(str, caps))} tokens on ranks 0, 1, ...")
+    claims = None
+    if config.sharding.steal:
+        counter = comm.shared_counter("steal")
+        claims = Claims(counter, topology.replicas)
+        say(f"stealing: packs are claimed by {counter.how}")
+    if config.data.loader_cores:
+        comm.together(partial(check_cores, config.data.loader_cores), "train.loader_cores")
 
     resumed_step = found.step if found else 0
     comm.together(lambda: _prepare_folder(folder, config, topology, resumed_step), "train.folder")
@@ -125,6 +138,18 @@ def train(config: Config, console: Console) -> bool:
         optimizer=optimizer,
         scaler=scaler,
         plan=plan,
+        loader=Loader(
+            plan,
+            train_split,
+            replica=topology.replica,
+            last_step=config.schedule.steps,
+            ahead=config.data.prefetch,
+            device=device,
+            claims=claims,
+            cores=config.data.loader_cores,
+        ),
+        caps=caps,
+        budget=budget,
         folder=folder,
         sinks=sinks,
         callbacks=[Evaluate(), Sample(), Save()],
@@ -177,9 +202,38 @@ def set_up_device(compute: ComputeConfig, deterministic: bool, topology: comm.To
 def open_store(config: Config, *, verify: bool = True) -> TokenStore:
     """The token store, checked against the pack size. `verify` reads and hashes every byte of it."""
     store = TokenStore.open(Path(config.data.store), verify=verify)
-    for split in ("train", "validation"):
-        check_pack_size(store.split(split).lengths, config.batch.micro_batch_tokens)
+    if config.batch.micro_batch_tokens != "auto":
+        for split in SPLITS:
+            check_pack_size(store.split(split).lengths, config.batch.micro_batch_tokens)
     return store
+
+
+def longest_sample(store: TokenStore) -> int:
+    """Tokens of the longest sample in any split."""
+    return max(int(store.split(split).lengths.max(initial=0)) for split in SPLITS)
+
+
+def _caps(
+    config: Config, model: PreTrainedModel, store: TokenStore, topology: comm.Topology, found: Checkpoint | None
+) -> tuple[list[int], MemoryBudget | None]:
+    """Most tokens in a pack of each replica, and what lowers them where they are found by trial."""
+    tokens = config.batch.micro_batch_tokens
+    if tokens != "auto":
+        return [tokens] * topology.replicas, None
+    longest = longest_sample(store)
+    if found and found.facts["world_size"] == topology.size:
+        caps = found.trainer()["caps"]
+    else:
+        trial = partial(
+            largest_pack,
+            model,
+            config.compute,
+            longest=longest,
+            most=-(-config.batch.tokens // topology.replicas) + longest,  # about a replica's largest share of a step
+            shared_by=topology.local_size,
+        )
+        caps = agree(comm.together(trial, "train.trial"), alike=config.sharding.steal)
+    return caps, MemoryBudget(model, caps[topology.replica], longest)
 
 
 def _find_checkpoint(config: Config, folder: RunFolder, store: TokenStore) -> tuple[Checkpoint | None, list[str]]:
@@ -208,6 +262,7 @@ def _fit(trainer: Trainer, folder: RunFolder) -> None:
         trainer.fit()
         state_at_end = "preempted" if trainer.preempted else "finished"
     finally:
+        trainer.loader.close()
         for sink in trainer.sinks:
             sink.close()
         if trainer.topology.rank == 0:

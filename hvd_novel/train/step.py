@@ -7,7 +7,7 @@ with unequal token counts and unequal numbers of packs give exactly the gradient
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,9 @@ from hvd_novel.config import ComputeConfig
 from hvd_novel.model.build import autocast, head, hidden_states
 from hvd_novel.model.loss import cross_entropy_sum
 from hvd_novel.sharding.packing import Pack
+
+Accumulate = Callable[[Iterable[Pack]], float]
+"""Adds the gradients of packs to the parameters' and returns the sum of their losses."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,23 @@ def train_step(
     trained_tokens: int,
     compute: ComputeConfig,
     clip_norm: float | None,
+    overlap: bool = True,
+    within: Callable[[Accumulate, Iterable[Pack]], float] | None = None,
 ) -> StepResult:
     """Accumulate this rank's packs, reduce over ranks, clip, update.
 
     `optimizer` is a `compressors.DistributedOptimizer` that sums; `trained_tokens` is the step's count over all
-    ranks. Ranks may hold different numbers of packs, also none.
+    ranks. Ranks may hold different numbers of packs, also none; no pack is asked for before the one before it is
+    through, or under way with `overlap`: then gradients travel while the last backward pass runs, otherwise after it.
+    `within` calls the accumulation in its own way, see `MemoryBudget.run`; not with `overlap`.
     """
+    assert not (overlap and within), "what has been sent cannot be done over"
     optimizer.zero_grad()
-    loss_sum = _accumulate(model, optimizer, scaler, list(packs), trained_tokens, compute)
+
+    def accumulate(packs: Iterable[Pack]) -> float:
+        return _accumulate(model, optimizer, scaler, packs, trained_tokens, compute, overlap)
+
+    loss_sum = within(accumulate, packs) if within else accumulate(packs)
     optimizer.synchronize()
     scaler.unscale_(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -68,13 +80,13 @@ def _accumulate(
     model: PreTrainedModel,
     optimizer: Any,
     scaler: torch.amp.GradScaler,
-    packs: list[Pack],
+    packs: Iterable[Pack],
     trained_tokens: int,
     compute: ComputeConfig,
+    overlap: bool,
 ) -> float:
     total = torch.zeros((), dtype=torch.float64)
-    for index, pack in enumerate(packs):
-        last = index == len(packs) - 1
+    for pack, last in _with_last(packs) if overlap else ((pack, False) for pack in packs):
         # Only the last backward pass communicates, bucket by bucket while it runs.
         with nullcontext() if last else optimizer.no_sync():
             loss = pack_loss(model, pack, compute)
@@ -83,8 +95,20 @@ def _accumulate(
     return float(total)
 
 
+def _with_last(packs: Iterable[Pack]) -> Iterator[tuple[Pack, bool]]:
+    """Each pack, and whether it is the last one."""
+    rest = iter(packs)
+    pack = next(rest, None)
+    while pack is not None:
+        following = next(rest, None)
+        yield pack, following is None
+        pack = following
+
+
 def pack_loss(model: PreTrainedModel, pack: Pack, compute: ComputeConfig) -> torch.Tensor:
     """Sum of the losses of the trained tokens of `pack`, a scalar in nats."""
     with autocast(model.device, compute.precision):
         hidden = hidden_states(model, pack.model_inputs(model.device))
-        return cross_entropy_sum(hidden, pack.labels.to(model.device), head(model), compute.loss_chunk_tokens)
+        return cross_entropy_sum(
+            hidden, pack.labels.to(model.device, non_blocking=True), head(model), compute.loss_chunk_tokens
+        )

@@ -21,8 +21,9 @@ from hvd_novel.config import Config
 from hvd_novel.corpus.store import TokenStore
 from hvd_novel.errors import UserError
 from hvd_novel.monitor.records import Sink
-from hvd_novel.sharding.packing import packs_of
+from hvd_novel.sharding.loader import Loader
 from hvd_novel.sharding.plan import Plan
+from hvd_novel.train.budget import MemoryBudget, agree
 from hvd_novel.train.optim import learning_rate
 from hvd_novel.train.run_folder import RunFolder
 from hvd_novel.train.step import train_step
@@ -55,12 +56,18 @@ class Trainer:
         optimizer: Any,
         scaler: torch.amp.GradScaler,
         plan: Plan,
+        loader: Loader,
+        caps: list[int],
+        budget: MemoryBudget | None,
         folder: RunFolder,
         sinks: Sequence[Sink],
         callbacks: Sequence[Callback],
     ) -> None:
         self.config, self.topology = config, topology
-        self.store, self.tokenizer, self.plan = store, tokenizer, plan
+        self.store, self.tokenizer = store, tokenizer
+        self.plan, self.loader, self.budget = plan, loader, budget
+        self.caps = caps
+        """Most tokens in a pack of each replica."""
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.folder, self.sinks, self.callbacks = folder, sinks, callbacks
         self.step = 0
@@ -114,7 +121,8 @@ class Trainer:
 
     def _train_step(self) -> dict[str, Any]:
         start = time.perf_counter()
-        planned = self.plan.step(self.step, self.topology.replicas)
+        waited = self.loader.waited
+        planned = self.loader.step(self.step, self.caps)
         rate = learning_rate(self.step, self.config.optimizer.lr, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -122,37 +130,50 @@ class Trainer:
             self.model,
             self.optimizer,
             self.scaler,
-            packs_of(self.store.split("train"), planned.packs[self.topology.replica]),
+            self.loader.packs(),
             trained_tokens=planned.trained_tokens,
             compute=self.config.compute,
             clip_norm=self.config.optimizer.clip_norm,
+            overlap=self.budget is None and not self.config.sharding.steal,
+            within=self.budget.run if self.budget else None,
         )
+        waited = self.loader.waited - waited
         sent = self.optimizer.ledger.last
-        loss_sum, signalled, bytes_sent, bytes_dense = comm.all_reduce_sum(
-            [result.loss_sum, float(self._signalled), sent.bytes_sent, sent.bytes_dense], "train.step"
+        tight = self.budget is not None and self.budget.changed
+        loss_sum, signalled, tights, waited, bytes_sent, bytes_dense = comm.all_reduce_sum(
+            [result.loss_sum, float(self._signalled), float(tight), waited, sent.bytes_sent, sent.bytes_dense],
+            "train.step",
         )
+        if tights:
+            self._agree_on_caps()
         self.preempted = signalled > 0
         self.step += 1
         self.total_trained_tokens += planned.trained_tokens
         self._watch(loss_sum, result.updated)
         seconds = time.perf_counter() - start
-        tokens = int(self.plan.lengths[planned.documents].sum())
         return {
             "loss": loss_sum / planned.trained_tokens,
             "grad_norm": result.grad_norm,
             "lr": rate,
             "epoch": self.step / self.plan.steps_per_epoch,
-            "tokens": tokens,
+            "tokens": planned.tokens,
             "trained_tokens": planned.trained_tokens,
             "total_trained_tokens": self.total_trained_tokens,
             "packs": sum(len(packs) for packs in planned.packs),
             "bytes_sent": int(bytes_sent),
             "compression_ratio": bytes_dense / bytes_sent if bytes_sent else 1.0,
             "seconds": seconds,
-            "tokens_per_second": tokens / seconds,
+            "data_seconds": waited / self.topology.size,
+            "tokens_per_second": planned.tokens / seconds,
             "memory_bytes": _peak_memory(self.model.device),
             "updated": int(result.updated),
         }
+
+    def _agree_on_caps(self) -> None:
+        assert self.budget is not None
+        comm.together(self.budget.check, "train.memory")
+        self.caps = agree(self.budget.cap, alike=self.config.sharding.steal)
+        self.budget.changed = False
 
     def _watch(self, loss_sum: float, updated: bool) -> None:
         self.diverged = not math.isfinite(loss_sum)
@@ -173,6 +194,7 @@ class Trainer:
             trainer={
                 "step": self.step,
                 "total_trained_tokens": self.total_trained_tokens,
+                "caps": self.caps,
                 "scaler": self.scaler.state_dict(),
                 "optimizer_groups": state.group_numbers(self.optimizer),
             },

@@ -50,9 +50,8 @@ def tokens_per_rank(config: Config, ranks: int) -> list[list[int]]:
         split.trained_tokens,
         seed=config.run.seed,
         step_tokens=config.batch.tokens,
-        pack_tokens=config.batch.micro_batch_tokens,
     )
-    steps = (plan.step(step, ranks).packs for step in range(STEPS))
+    steps = (plan.step(step, [config.batch.micro_batch_tokens] * ranks).packs for step in range(STEPS))
     return [[int(split.trained_tokens[[d for p in packs for d in p]].sum()) for packs in step] for step in steps]
 
 

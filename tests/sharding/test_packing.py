@@ -36,12 +36,12 @@ def test_an_epoch_trains_every_token_of_the_corpus_once(store: Path) -> None:
     """Closes the account from the header's corpus tokens to the labels that reach the loss."""
     opened = TokenStore.open(store)
     split = opened.split("train")
-    plan = Plan(split.lengths, split.trained_tokens, seed=1, step_tokens=3000, pack_tokens=700)
+    plan = Plan(split.lengths, split.trained_tokens, seed=1, step_tokens=3000)
     total = 0
     spans: dict[int, list[tuple[int, int]]] = {}
     table = split.columns()
     for step in range(plan.steps_per_epoch):
-        planned = plan.step(step, 2)
+        planned = plan.step(step, [700, 700])
         labels = [pack.labels for packs in planned.packs for pack in packs_of(split, packs)]
         assert sum(int((label != IGNORE).sum()) for label in labels) == planned.trained_tokens
         total += planned.trained_tokens

@@ -1,0 +1,38 @@
+"""Micro-batches claimed inside a step, so that fast ranks take over what slow ones have not begun.
+
+One list for all replicas, the costliest pack first, and a counter that all ranks draw from: the n-th draw of a step
+claims the n-th pack. A list for each replica, from which others take when theirs is empty, balances no better: with
+unequal speeds the large packs of a slow replica are then left for the end. Documents, loss and divisor of the step
+stay as planned; only which rank adds up which gradients changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hvd_novel.comm import Counter
+from hvd_novel.sharding.plan import StepPlan
+
+
+class Claims:
+    """Claims of this replica among `replicas`, all of which ask for the same steps and exhaust each of them."""
+
+    def __init__(self, counter: Counter, replicas: int) -> None:
+        self._counter, self._replicas = counter, replicas
+        self._first = 0  # the number that claims the first pack of the next step
+
+    def of(self, planned: StepPlan) -> Iterator[list[int]]:
+        """The packs of `planned` that this replica gets: one claimed at each turn, until there are no more."""
+        queue = costliest_first(planned)
+        first = self._first
+        # Every pack takes one number, and every replica one more, which tells it that it has come too late.
+        self._first += len(queue) + self._replicas
+        while (index := self._counter.next() - first) < len(queue):
+            assert index >= 0, "a replica has not claimed the step before to its end"
+            yield queue[index]
+
+
+def costliest_first(planned: StepPlan) -> list[list[int]]:
+    """The packs of all replicas by falling cost, in one order on all ranks."""
+    packs = [(-cost, replica, index) for replica, costs in enumerate(planned.costs) for index, cost in enumerate(costs)]
+    return [planned.packs[replica][index] for _, replica, index in sorted(packs)]
