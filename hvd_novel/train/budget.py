@@ -116,14 +116,14 @@ def largest_pack(model: PreTrainedModel, compute: ComputeConfig, *, longest: int
 
 def _search(fits: Callable[[int], bool], smallest: int, largest: int) -> int:
     """`largest` if it fits, else nine tenths of what does, to an eighth. `smallest` is known to fit."""
-    good, bad = smallest, largest + 1
-    while good < largest and bad - good > max(1, good // 8):
-        size = min(2 * good, largest) if bad > largest else (good + bad) // 2
-        if fits(size):
-            good = size
-        else:
-            bad = size
-    return good if good == largest else max(smallest, int(_MARGIN * good))
+    good, bad = smallest, 0
+    while good < largest and not bad:
+        size = min(2 * good, largest)
+        good, bad = (size, 0) if fits(size) else (good, size)
+    while bad - good > max(1, good // 8):
+        size = (good + bad) // 2
+        good, bad = (size, bad) if fits(size) else (good, size)
+    return max(smallest, int(_MARGIN * good)) if bad else good
 
 
 class _Trial:
@@ -138,7 +138,7 @@ class _Trial:
         self._measured = model.device.type == "cpu"
         self._before = memory.resident_bytes()
         self._room = _MARGIN * memory.available_bytes() / shared_by - self._reserved - self._gradients
-        self._needed = 0.0  # bytes a token, by the largest pack so far
+        self._needed = 0.0  # bytes a token in the last trial
 
     def fits(self, tokens: int) -> bool:
         """Whether a pack of `tokens` can be trained."""
@@ -164,7 +164,7 @@ class _Trial:
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         del reserved, gradients
         grown = memory.peak_bytes() - self._before - self._gradients
-        self._needed = max(self._needed, grown / tokens)
+        self._needed = grown / tokens
 
     def _pack(self, tokens: int) -> Pack:
         lengths = [self._longest] * (tokens // self._longest)

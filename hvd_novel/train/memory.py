@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-_CGROUPS = Path("/sys/fs/cgroup")
 # Limit and use of a group of processes, in version 2 and version 1.
 _FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
@@ -34,8 +33,8 @@ def give_back(device: torch.device) -> None:
 
 def available_bytes() -> int:
     """What this machine, or the container, can still give to all its processes together."""
-    machine = _proc("meminfo", "MemAvailable")
-    return min([machine, *_containers()])
+    groups = Path("/proc/self/cgroup").read_text()
+    return min([_proc("meminfo", "MemAvailable"), *left_in_groups(groups, Path("/sys/fs/cgroup"))])
 
 
 def resident_bytes() -> int:
@@ -61,15 +60,17 @@ def _proc(file: str, key: str) -> int:
     raise AssertionError(f"/proc/{file} has no {key}")
 
 
-def _containers() -> Iterator[int]:
-    """What is left in each control group around this process. Cached files count as used, which is safe."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+def left_in_groups(groups: str, root: Path) -> Iterator[int]:
+    """Bytes left in each control group around a process, from its ``/proc/self/cgroup`` and where groups are mounted.
+
+    Both versions of control groups. Cached files count as used, which is safe.
+    """
+    for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
-        root = _CGROUPS / "memory" if controllers == "memory" else _CGROUPS
         if controllers in ("", "memory"):
             group = Path(path.lstrip("/"))
-            for folder in {root / group, *(root / parent for parent in group.parents)}:
-                yield from _left(folder)
+            for folder in {group, *group.parents}:
+                yield from _left(root / controllers / folder)
 
 
 def _left(folder: Path) -> Iterator[int]:

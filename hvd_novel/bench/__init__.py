@@ -1,0 +1,1 @@
+"""Benchmarks: commands that measure and print ratios. Nothing else imports this."""
