@@ -116,7 +116,7 @@ class _StoreCounter:
         try:
             return self._store.add(self._name, 1) - 1
         except RuntimeError as error:
-            raise LostRankError(f"rank 0, which keeps the counter '{self._name}', does not answer: {error}") from None
+            raise LostRankError(f"rank 0, which keeps the counter '{self._name}', does not answer") from error
 
 
 def _host() -> str:

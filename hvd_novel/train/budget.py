@@ -141,8 +141,8 @@ class _Trial:
         self._needed = 0.0  # bytes a token in the last trial
 
     def fits(self, tokens: int) -> bool:
-        """Whether a pack of `tokens` can be trained."""
-        if self._measured and tokens * self._needed > self._room:
+        """Whether a pack of `tokens` can be trained; on a CPU, once one was tried, the peak is foretold."""
+        if self._measured and self._needed and tokens * self._needed > self._room:
             return False
         try:
             self._run(tokens)

@@ -63,7 +63,7 @@ def _proc(file: str, key: str) -> int:
 def left_in_groups(groups: str, root: Path) -> Iterator[int]:
     """Bytes left in each control group around a process, from its ``/proc/self/cgroup`` and where groups are mounted.
 
-    Both versions of control groups. Cached files count as used, which is safe.
+    Both versions of control groups.
     """
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -76,4 +76,11 @@ def left_in_groups(groups: str, root: Path) -> Iterator[int]:
 def _left(folder: Path) -> Iterator[int]:
     for limit, used in _FILES:
         with suppress(OSError, ValueError):  # absent, or "max"
-            yield int((folder / limit).read_text()) - int((folder / used).read_text())
+            yield int((folder / limit).read_text()) - int((folder / used).read_text()) + _cached(folder)
+
+
+def _cached(folder: Path) -> int:
+    """Bytes of files that a group holds in memory and gives up when it needs more."""
+    fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    # Version 1 counts the groups inside a group apart, though its use includes them.
+    return sum(int(fields.get(f"total_{name}", fields[name])) for name in ("inactive_file", "active_file"))

@@ -104,7 +104,8 @@ def train(config: Config, console: Console) -> bool:
 
     caps, budget = _caps(config, model, store, topology, found)
     if budget:
-        say(f"batch.micro_batch_tokens=auto: packs of at most {', '.join(map(str, caps))} tokens on ranks 0, 1, ...")
+        sizes = " to ".join(map(str, sorted({min(caps), max(caps)})))
+        say(f"batch.micro_batch_tokens=auto: packs of at most {sizes} tokens")
     claims = None
     if config.sharding.steal:
         counter = comm.shared_counter("steal")

@@ -43,7 +43,7 @@ def test_every_document_once_and_the_same_gradient(launcher: str, ranks: int, st
 
 @pytest.mark.parametrize("launcher", ["horovodrun --gloo"])
 def test_a_rank_that_dies_ends_the_job(launcher: str, store: Path, tmp_path: Path) -> None:
-    """Rank 0 keeps the counter; the launcher's own clean-up is left out of it by the short time."""
+    """Rank 0 is killed, which keeps the counter: the other rank or the launcher ends it all."""
     stall: Any = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}
     command = ["python", str(WORKER), str(store), str(tmp_path), "die"]
     finished = run(command, launcher=launcher, ranks=2, timeout=90, **stall)

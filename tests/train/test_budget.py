@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +36,15 @@ def make_model() -> LlamaForCausalLM:
         vocab_size=700, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     )
     return LlamaForCausalLM._from_config(config, attn_implementation=IMPLEMENTATION["sdpa"]).train()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models wait for their threads more than they gain by them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +194,11 @@ def test_what_control_groups_leave(tmp_path: Path) -> None:
         for file in (limit, used):
             name, value = file.split()
             (tmp_path / folder / name).write_text(value + "\n")
+        (tmp_path / folder / "memory.stat").write_text("anon 7\ninactive_file 5\nactive_file 2\n")
+    with (tmp_path / "memory" / "memory.stat").open("a") as version_1:
+        version_1.write("total_inactive_file 50\ntotal_active_file 20\n")
     groups = "4:memory:/job\n3:cpu:/a\n0::/a/b\n"
-    assert sorted(memory.left_in_groups(groups, tmp_path)) == [100, 600, 8500]
+    assert sorted(memory.left_in_groups(groups, tmp_path)) == [107, 607, 8570]
     assert list(memory.left_in_groups("0::/\n", tmp_path / "nothing")) == []
     assert 0 < memory.available_bytes() < 2**50
 
