@@ -6,6 +6,7 @@ whose memory is used up kills: there the peak is measured and the next one foret
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,10 +26,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def give_back(device: torch.device) -> None:
-    """Return what is not used any more to the device."""
+    """Return what is not used any more to the device, or to the operating system."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    else:
+        with suppress(AttributeError):  # of glibc; without it threads may find no room for their stacks
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def available_bytes() -> int:

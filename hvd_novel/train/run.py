@@ -110,7 +110,7 @@ def train(config: Config, console: Console) -> bool:
     if config.sharding.steal:
         counter = comm.shared_counter("steal")
         claims = Claims(counter, topology.replicas)
-        say(f"stealing: packs are claimed by {counter.how}")
+        say(f"stealing: packs are claimed from a counter: {counter.how}")
     if config.data.loader_cores:
         comm.together(partial(check_cores, config.data.loader_cores), "train.loader_cores")
 

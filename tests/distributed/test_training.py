@@ -85,7 +85,7 @@ def train_dynamically(write_config: Callable[..., Path], sections: dict[str, dic
     path = write_config("dynamic", **sections | {"batch": batch, "sharding": {"steal": True}})
     finished = hvd_novel("train", path, launcher="mpirun", ranks=3)
     assert finished.code == 0, finished.output
-    assert "stealing: packs are claimed by MPI fetch-and-op" in finished.output
+    assert "stealing: packs are claimed from a counter: MPI fetch-and-op" in finished.output
     folder = Path(load_config(path, []).run.dir)
     caps = json.loads((folder / "checkpoints" / f"step-{STEPS:08d}" / "trainer.json").read_text())["caps"]
     assert caps == [caps[0]] * 3, "any rank may get any pack"
