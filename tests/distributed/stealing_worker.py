@@ -105,7 +105,7 @@ with loader_of(None) as loader:
 with loader_of(claims) as loader:
     train("random", loader, caps, lambda: draw.uniform(0, 0.01))
     train("slow", loader, caps, lambda: 0.05 if topology.rank == 0 else 0.0)
-    original, begun = Claims.of, time.sleep
+    original = Claims.of
 
     def late(self: Claims, planned: object) -> Iterator[list[int]]:
         """The last rank comes when all is done."""
