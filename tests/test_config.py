@@ -18,6 +18,7 @@ schedule:
   steps: 100
   warmup_steps: 10
 """
+DETERMINISTIC = MINIMAL.replace("dir: runs/a", "dir: runs/a, deterministic: true")
 
 
 def read(tmp_path: Path, text: str, *overrides: str) -> Config:
@@ -84,6 +85,12 @@ def test_all_problems_are_reported_at_once_with_place_and_hint(tmp_path: Path) -
         (MINIMAL + "compression: {name: topp}\n", "unknown compressor 'topp'; available: bf16, fp16"),
         (MINIMAL + "compression: {name: topk, densty: 0.1}\n", "densty"),
         (MINIMAL + "compression: {name: topk, density: 2.0}\n", "density"),
+        (MINIMAL + "batch: {micro_batch_tokens: all}\n", "batch.micro_batch_tokens: should be a number of tokens"),
+        (MINIMAL + "batch: {micro_batch_tokens: -8}\n", "greater than 0, or auto (got -8)"),
+        (MINIMAL.replace("store: store", "store: store, loader_cores: []"), "data.loader_cores"),
+        (MINIMAL.replace("store: store", "store: store, loader_cores: [-1]"), "data.loader_cores"),
+        (DETERMINISTIC + "sharding: {steal: true}\n", "run.yaml: sharding.steal deals packs by the speed of ranks"),
+        (DETERMINISTIC + "batch: {micro_batch_tokens: auto}\n", "run.yaml: batch.micro_batch_tokens=auto depends on"),
     ],
 )
 def test_faults_are_named(tmp_path: Path, text: str, part: str) -> None:

@@ -118,7 +118,7 @@ class _StoreCounter:
         try:
             return self._store.add(f"{self._name}.{cell}", 1) - 1
         except RuntimeError as error:
-            raise LostRankError(f"rank 0, which keeps the counter '{self._name}', does not answer: {error}") from None
+            raise LostRankError(f"rank 0, which keeps the counter '{self._name}', does not answer") from error
 
 
 def _host() -> str:

@@ -39,7 +39,7 @@ def _type(annotation: Any) -> str:
         return " | ".join(map(str, arguments))
     if origin is Annotated:
         return _type(arguments[0])
-    if origin is tuple:
+    if origin in (tuple, list):
         return f"[{', '.join(map(_type, arguments))}]"
     if origin is dict:
         return "{name: " + _type(arguments[1]) + "}"

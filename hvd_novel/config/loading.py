@@ -69,7 +69,7 @@ def load(path: Path, overrides: list[str], checks: Mapping[str, SectionCheck]) -
     for section, check in checks.items():
         problems += [((section, key), text) for key, text in check(tree.get(section))]
     if problems:
-        report = [f"  {_place(key, places, str(path))}: {'.'.join(key)}: {text}" for key, text in problems]
+        report = [f"  {_place(key, places, str(path))}: {_named(key)}{text}" for key, text in problems]
         raise UserError("\n".join(["the configuration cannot be used:", *report]))
     return config
 
@@ -150,6 +150,11 @@ def _problem(item: Any) -> tuple[tuple[str, ...], str]:
         return key, "missing; it has no default"
     text = item["msg"].removeprefix("Value error, ")
     return key, text if isinstance(item["input"], dict) else f"{text} (got {item['input']!r})"
+
+
+def _named(key: tuple[str, ...]) -> str:
+    """What goes before a problem: nothing if it is one of several sections together, which names its keys itself."""
+    return f"{'.'.join(key)}: " if key else ""
 
 
 def _valid_names(section: tuple[str, ...]) -> list[str]:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def _tokens_or_auto(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and value > 0):
+        return value
+    raise ValueError("should be a number of tokens greater than 0, or auto")
+
+
+TokensOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_tokens_or_auto)]
 
 
 class Section(BaseModel):
@@ -33,6 +42,10 @@ class DataConfig(Section):
 
     store: str
     """Token store made by `hvd-novel prepare`."""
+    prefetch: Positive = 16
+    """Packs made ahead of the step that is computed, by a thread of each rank."""
+    loader_cores: Annotated[list[NonNegative], Field(min_length=1)] | None = None
+    """CPU cores that this thread keeps to, on every node; null lets it run anywhere."""
 
 
 class ModelConfig(Section):
@@ -67,8 +80,12 @@ class BatchConfig(Section):
 
     tokens: Positive = 16384
     """Token budget of one step, over all ranks together."""
-    micro_batch_tokens: Positive = 8192
-    """Most tokens in one pack, that is in one forward and backward; more are accumulated, longer samples cut."""
+    micro_batch_tokens: TokensOrAuto = 8192
+    """Most tokens in one pack, that is in one forward and backward; more are accumulated, longer samples cut.
+
+    `auto` tries at the start what fits into each rank's memory, and makes packs smaller when a step does not fit after
+    all; gradients then travel after the last backward pass, not during it.
+    """
 
 
 class ShardingConfig(Section):
@@ -78,6 +95,8 @@ class ShardingConfig(Section):
     """cost: equal cost in every step; others to compare with: token, random, greedy (equal tokens over the epoch)."""
     refit_every: NonNegative = 200
     """Steps between fits of the cost to measured times; the first comes after 50 at the latest. 0 keeps the model's."""
+    steal: bool = False
+    """Ranks claim packs while they compute, the costliest first: pays where ranks differ in speed."""
 
 
 Mix = Annotated[tuple[Fraction, Fraction, Fraction], Field(strict=False)]
@@ -236,3 +255,17 @@ class Config(Section):
     sample: SampleConfig = SampleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _repeatable(self) -> Config:
+        if self.run.deterministic and self.sharding.steal:
+            raise ValueError(
+                "sharding.steal deals packs by the speed of ranks and cannot repeat itself; "
+                "leave it out, or set run.deterministic=false"
+            )
+        if self.run.deterministic and self.batch.micro_batch_tokens == "auto":
+            raise ValueError(
+                "batch.micro_batch_tokens=auto depends on free memory and cannot repeat itself; "
+                "give a number, or set run.deterministic=false"
+            )
+        return self

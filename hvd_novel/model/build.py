@@ -127,7 +127,7 @@ def pack_inputs(ids: torch.Tensor, lengths: list[int], device: torch.device) -> 
     cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
     positions = torch.cat([torch.arange(length) for length in lengths])
     return {
-        "input_ids": ids.to(device, torch.int64)[None],
+        "input_ids": ids.to(device, torch.int64, non_blocking=True)[None],
         "position_ids": positions.to(device)[None],
         "cu_seq_lens_q": cu_seqlens,
         "cu_seq_lens_k": cu_seqlens,

@@ -8,8 +8,9 @@ A record is a flat dict with ``kind`` and ``step`` (completed optimizer steps). 
 |            | tokens and trained_tokens (this step, all ranks), total_trained_tokens, packs (all ranks),    |
 |            | bytes_sent (gradients on the wire, all ranks), compression_ratio (bytes of a fp32 ring        |
 |            | allreduce / bytes sent; 1 on one rank),                                                       |
-|            | seconds, tokens_per_second (all ranks), memory_bytes (peak, this rank), updated (0: the       |
-|            | gradient was not finite and the step left the parameters alone)                               |
+|            | seconds, data_seconds (of them spent waiting for packs, mean over ranks), tokens_per_second   |
+|            | (all ranks), memory_bytes (peak, this rank), updated (0: the gradient was not finite and the  |
+|            | step left the parameters alone)                                                               |
 | eval       | loss, perplexity, bits_per_token, bits_per_character, tokens, characters, seconds             |
 | sample     | prompt, genre, text                                                                           |
 | ledger     | epoch (just ended), documents, empty_documents, tokens (of the store) = trained + masked +    |

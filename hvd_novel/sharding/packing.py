@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,24 @@ class Pack:
     def lengths(self) -> list[int]:
         """Tokens of each span."""
         return [span.stop - span.start for span in self.spans]
+
+    def pinned(self) -> Pack:
+        """This pack in page-locked memory."""
+        return replace(self, input_ids=self.input_ids.pin_memory(), labels=self.labels.pin_memory())
+
+    def split(self, tokens: int) -> list[Pack]:
+        """This pack in pieces of at most `tokens`, or of one span where that is longer; views, in its order."""
+        bounds, size = [0], 0
+        for index, length in enumerate(self.lengths):
+            if size and size + length > tokens:
+                bounds.append(index)
+                size = 0
+            size += length
+        return [self._slice(a, b) for a, b in pairwise([*bounds, len(self.lengths)])]
+
+    def _slice(self, first: int, last: int) -> Pack:
+        tokens = slice(sum(self.lengths[:first]), sum(self.lengths[:last]))
+        return Pack(self.input_ids[tokens], self.labels[tokens], self.spans[first:last])
 
     def model_inputs(self, device: torch.device) -> dict[str, Any]:
         """Arguments for the model: ids and restarting positions [1, tokens], int32 cu_seqlens [spans + 1]."""

@@ -37,7 +37,7 @@ class Evaluate:
             split,
             topology=trainer.topology,
             compute=trainer.config.compute,
-            pack_tokens=trainer.config.batch.micro_batch_tokens,
+            pack_tokens=trainer.caps[trainer.topology.replica],
             max_tokens=trainer.config.evaluate.max_tokens,
         )
         trainer.emit("eval", **result.record())

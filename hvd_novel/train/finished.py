@@ -18,7 +18,7 @@ from hvd_novel.errors import UserError
 from hvd_novel.model import attention, build, export
 from hvd_novel.train.evaluate import evaluate, unigram
 from hvd_novel.train.generate import Sampling, generate
-from hvd_novel.train.run import load_config, open_store, set_up_device
+from hvd_novel.train.run import load_config, longest_sample, open_store, set_up_device
 from hvd_novel.train.run_folder import RunFolder
 
 _ALONE = comm.Topology(rank=0, size=1, local_rank=0, local_size=1)
@@ -44,7 +44,7 @@ def evaluate_run(run: Path, *, step: int | None, device: str | None) -> dict[str
         split,
         topology=topology,
         compute=finished.config.compute,
-        pack_tokens=finished.config.batch.micro_batch_tokens,
+        pack_tokens=_pack_tokens(finished.config, store),
         max_tokens=None,
     )
     if topology.rank != 0:
@@ -108,6 +108,11 @@ def _load_with_store(
     if len(store.split("validation")) == 0:
         raise UserError(f"the token store {finished.config.data.store} has no validation split (too few chapters)")
     return finished, store
+
+
+def _pack_tokens(config: Config, store: TokenStore) -> int:
+    tokens = config.batch.micro_batch_tokens
+    return longest_sample(store) if tokens == "auto" else tokens  # what trained at least fitted
 
 
 def _config(run: Path, device: str | None) -> Config:

@@ -19,14 +19,17 @@ from hvd_novel import config as configuration
 from hvd_novel.checkpoint import resume, state, writer
 from hvd_novel.checkpoint.resume import Checkpoint
 from hvd_novel.config import ComputeConfig, Config
-from hvd_novel.corpus.store import StoreSplit, TokenStore
+from hvd_novel.corpus.store import SPLITS, StoreSplit, TokenStore
 from hvd_novel.errors import UserError
 from hvd_novel.model import attention, build
 from hvd_novel.monitor.console import ConsoleSink
 from hvd_novel.monitor.records import MetricsFile, Sink, TensorBoard
 from hvd_novel.sharding.cost import Cost, CostModel, from_model
 from hvd_novel.sharding.curriculum import Curriculum, curriculum_problems, kinds_of
+from hvd_novel.sharding.loader import Loader, check_cores
 from hvd_novel.sharding.plan import Plan
+from hvd_novel.sharding.stealing import Claims
+from hvd_novel.train.budget import MemoryBudget, agree, largest_pack
 from hvd_novel.train.callbacks import Evaluate, Sample, Save, sample_problems
 from hvd_novel.train.optim import compression_problems, make_optimizer
 from hvd_novel.train.run_folder import RunFolder
@@ -87,11 +90,24 @@ def train(config: Config, console: Console) -> bool:
         scaler=scaler,
     )
     train_split = store.split("train")
-    longest = min(store.header["max_len"], config.batch.micro_batch_tokens)
+    longest, most = store.header["max_len"], config.batch.micro_batch_tokens
+    longest = longest if most == "auto" else min(longest, most)
     cost_model = CostModel(from_model(model, longest), 0 if config.run.deterministic else config.sharding.refit_every)
     plan = make_plan(config, train_split, cost_model.cost)
     say(f"model: {config.model.type or config.model.pretrained}, {_parameters(model):,} parameters")
     say(f"data: {len(train_split):,} samples, {plan.tokens:,} tokens, {plan.steps_per_epoch:,} steps an epoch")
+
+    caps, budget = _caps(config, model, store, topology, found)
+    if budget:
+        sizes = " to ".join(map(str, sorted({min(caps), max(caps)})))
+        say(f"batch.micro_batch_tokens=auto: packs of at most {sizes} tokens")
+    claims = None
+    if config.sharding.steal:
+        counter = comm.shared_counter("steal")
+        claims = Claims(counter, topology.replicas)
+        say(f"stealing: packs are claimed from a counter: {counter.how}")
+    if config.data.loader_cores:
+        comm.together(partial(check_cores, config.data.loader_cores), "train.loader_cores")
 
     resumed_step = found.step if found else 0
     comm.together(lambda: _prepare_folder(folder, config, topology, resumed_step), "train.folder")
@@ -119,6 +135,18 @@ def train(config: Config, console: Console) -> bool:
         scaler=scaler,
         plan=plan,
         cost_model=cost_model,
+        loader=Loader(
+            plan,
+            train_split,
+            replica=topology.replica,
+            last_step=config.schedule.steps,
+            ahead=config.data.prefetch,
+            device=device,
+            claims=claims,
+            cores=config.data.loader_cores,
+        ),
+        caps=caps,
+        budget=budget,
         folder=folder,
         sinks=sinks,
         callbacks=[Evaluate(), Sample(), Save()],
@@ -191,6 +219,34 @@ def make_plan(config: Config, split: StoreSplit, cost: Cost) -> Plan:
     )
 
 
+def longest_sample(store: TokenStore) -> int:
+    """Tokens of the longest sample in any split."""
+    return max(int(store.split(split).lengths.max(initial=0)) for split in SPLITS)
+
+
+def _caps(
+    config: Config, model: PreTrainedModel, store: TokenStore, topology: comm.Topology, found: Checkpoint | None
+) -> tuple[list[int], MemoryBudget | None]:
+    """Most tokens in a pack of each replica, and what lowers them where they are found by trial."""
+    tokens = config.batch.micro_batch_tokens
+    if tokens != "auto":
+        return [tokens] * topology.replicas, None
+    longest = longest_sample(store)
+    if found and found.facts["world_size"] == topology.size:
+        caps = found.trainer()["caps"]
+    else:
+        trial = partial(
+            largest_pack,
+            model,
+            config.compute,
+            longest=longest,
+            most=-(-config.batch.tokens // topology.replicas) + longest,  # about a replica's largest share of a step
+            shared_by=topology.local_size,
+        )
+        caps = agree(comm.together(trial, "train.trial"), alike=config.sharding.steal)
+    return caps, MemoryBudget(model, caps[topology.replica], longest)
+
+
 def _find_checkpoint(config: Config, folder: RunFolder, store: TokenStore) -> tuple[Checkpoint | None, list[str]]:
     folder.check(config)
     found, faults = resume.newest(folder.checkpoints)
@@ -217,6 +273,7 @@ def _fit(trainer: Trainer, folder: RunFolder) -> None:
         trainer.fit()
         state_at_end = "preempted" if trainer.preempted else "finished"
     finally:
+        trainer.loader.close()
         for sink in trainer.sinks:
             sink.close()
         if trainer.topology.rank == 0:

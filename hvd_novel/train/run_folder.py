@@ -29,7 +29,10 @@ from hvd_novel.files import replace_text
 
 # What may change between the starts of one run: it does not alter what is learned. (The store may move; that it is the
 # same one, its fingerprint shows.)
-_FREE = ("run.dir", "data.store", "log.", "evaluate.", "sample.", "checkpoint.", "compute.threads")
+_FREE = (
+    *("run.dir", "data.store", "data.prefetch", "data.loader_cores", "compute.threads"),
+    *("log.", "evaluate.", "sample.", "checkpoint."),
+)
 # What a start killed before it wrote config.yaml may have left.
 _FIRST = {"checkpoints", "samples", ".lock", ".config.yaml.tmp"}
 _PACKAGES = (

@@ -21,13 +21,14 @@ from hvd_novel.config import Config
 from hvd_novel.corpus.store import TokenStore
 from hvd_novel.errors import UserError
 from hvd_novel.monitor.records import Sink
-from hvd_novel.sharding.cost import CostModel
+from hvd_novel.sharding.cost import CostModel, Measured
 from hvd_novel.sharding.ledger import Ledger
-from hvd_novel.sharding.packing import packs_of
+from hvd_novel.sharding.loader import Loader
 from hvd_novel.sharding.plan import Plan, StepPlan
+from hvd_novel.train.budget import MemoryBudget, agree
 from hvd_novel.train.optim import learning_rate
 from hvd_novel.train.run_folder import RunFolder
-from hvd_novel.train.step import StepResult, train_step
+from hvd_novel.train.step import train_step
 
 _MOST_SKIPPED = 20
 _DIVERGED = "lower optimizer.lr, or use compute.precision=bf16 in place of fp16. Nothing was saved since it went wrong"
@@ -58,17 +59,21 @@ class Trainer:
         scaler: torch.amp.GradScaler,
         plan: Plan,
         cost_model: CostModel,
+        loader: Loader,
+        caps: list[int],
+        budget: MemoryBudget | None,
         folder: RunFolder,
         sinks: Sequence[Sink],
         callbacks: Sequence[Callback],
     ) -> None:
         self.config, self.topology = config, topology
-        self.store, self.tokenizer, self.plan = store, tokenizer, plan
+        self.store, self.tokenizer = store, tokenizer
+        self.plan, self.loader, self.budget = plan, loader, budget
+        self.caps = caps
+        """Most tokens in a pack of each replica."""
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.folder, self.sinks, self.callbacks = folder, sinks, callbacks
         self.cost_model = cost_model
-        self.caps = [config.batch.micro_batch_tokens] * topology.replicas
-        """Most tokens in a pack of each replica."""
         self.ledger = Ledger()
         self.step = 0
         self.total_trained_tokens = 0
@@ -117,8 +122,6 @@ class Trainer:
         self.plan.load_state_dict(trainer["plan"])
         self.cost_model.cost = self.plan.cost
         self.ledger = Ledger(**trainer["ledger"])
-        same = len(trainer["caps"]) == self.topology.replicas
-        self.caps = trainer["caps"] if same else [min(trainer["caps"])] * self.topology.replicas
         if checkpoint.facts["world_size"] == self.topology.size:
             state.set_random_state(ranks[0]["random"])
         else:
@@ -126,7 +129,8 @@ class Trainer:
 
     def _train_step(self) -> dict[str, Any]:
         start = time.perf_counter()
-        planned = self.plan.step(self.step, self.caps)
+        waited = self.loader.waited
+        planned = self.loader.step(self.step, self.caps)
         rate = learning_rate(self.step, self.config.optimizer.lr, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -134,24 +138,32 @@ class Trainer:
             self.model,
             self.optimizer,
             self.scaler,
-            packs_of(self.store.split("train"), planned.packs[self.topology.replica]),
+            self.loader.packs(),
             trained_tokens=max(1, planned.trained_tokens),
             compute=self.config.compute,
             clip_norm=self.config.optimizer.clip_norm,
+            overlap=self.budget is None and not self.config.sharding.steal,
+            within=self.budget.run if self.budget else None,
         )
+        waited = self.loader.waited - waited
         sent = self.optimizer.ledger.last
-        loss_sum, signalled, bytes_sent, bytes_dense, *counts = comm.all_reduce_sum(
+        tight = self.budget is not None and self.budget.changed
+        accumulated = result.accumulated
+        loss_sum, signalled, tights, waited, bytes_sent, bytes_dense, *counts = comm.all_reduce_sum(
             [
-                *(result.loss_sum, float(self._signalled), sent.bytes_sent, sent.bytes_dense),
-                *(planned.checksum, planned.checksum**2, result.tokens, result.trained_tokens),
+                *(accumulated.loss_sum, float(self._signalled), float(tight), waited),
+                *(sent.bytes_sent, sent.bytes_dense, planned.checksum, planned.checksum**2),
+                *(accumulated.tokens, accumulated.trained_tokens),
             ],
             "train.step",
         )
         self._check_plan(*map(int, counts[:2]))
+        if tights:
+            self._agree_on_caps()
         self.preempted = signalled > 0
         self.step += 1
         self._account(planned, *map(int, counts[2:]))
-        self._refit(result)
+        self._refit(accumulated.packs)
         self.total_trained_tokens += planned.trained_tokens
         self._watch(loss_sum, result.updated)
         seconds = time.perf_counter() - start
@@ -167,6 +179,7 @@ class Trainer:
             "bytes_sent": int(bytes_sent),
             "compression_ratio": bytes_dense / bytes_sent if bytes_sent else 1.0,
             "seconds": seconds,
+            "data_seconds": waited / self.topology.size,
             "tokens_per_second": planned.tokens / seconds,
             "memory_bytes": _peak_memory(self.model.device),
             "updated": int(result.updated),
@@ -195,13 +208,20 @@ class Trainer:
             assert account["unexplained"] == 0, f"the tokens of the epoch do not add up: {account}"
             self.ledger = Ledger()
 
-    def _refit(self, result: StepResult) -> None:
-        self.cost_model.observe(result.packs)
+    def _refit(self, packs: list[Measured]) -> None:
+        self.cost_model.observe(packs)
         if self.cost_model.due(self.step):
             measured = comm.all_gather_object(self.cost_model.measured, "train.cost.measured")
             cost = self.cost_model.refit([pack for packs in measured for pack in packs])
+            self.loader.discard()  # what was planned ahead with the old cost
             # Linear algebra may round differently on another processor: that of rank 0 counts.
             self.plan.cost = self.cost_model.cost = comm.all_gather_object(cost, "train.cost")[0]
+
+    def _agree_on_caps(self) -> None:
+        assert self.budget is not None
+        comm.together(self.budget.check, "train.memory")
+        self.caps = agree(self.budget.cap, alike=self.config.sharding.steal)
+        self.budget.changed = False
 
     def _watch(self, loss_sum: float, updated: bool) -> None:
         self.diverged = not math.isfinite(loss_sum)

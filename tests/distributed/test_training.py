@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,8 @@ def test_launchers_and_ranks_agree(write_config: Callable[..., Path]) -> None:
         assert finished.output.count("step 20/20") == 1, "rank 0 alone speaks"
         config = load_config(path, [])
         results[launcher, ranks] = Path(config.run.dir)
+    folder = train_dynamically(write_config, sections)
+    results["mpirun, claimed packs of any size", 3] = folder
     counts = tokens_per_rank(config, 3)
     assert any(max(step) > 1.3 * max(1, min(step)) for step in counts), "the token counts were meant to differ"
     one = results["plain", 1]
@@ -81,6 +84,24 @@ def test_launchers_and_ranks_agree(write_config: Callable[..., Path]) -> None:
         assert relative(final_parameters(folder), final_parameters(one)) < PARAMETER_TOLERANCE, key
         trainer = json.loads((folder / "checkpoints" / f"step-{STEPS:08d}" / "trainer.json").read_text("utf-8"))
         assert 0 < Cost(*trainer["plan"]["cost"]).of(np.array([100]))[0] < 100, "seconds, not the model's FLOP"
+
+
+def train_dynamically(write_config: Callable[..., Path], sections: dict[str, dict[str, Any]]) -> Path:
+    """The same run with packs of the size that memory allows, claimed by whoever is free."""
+    batch = sections["batch"] | {"micro_batch_tokens": "auto"}
+    path = write_config("dynamic", **sections | {"batch": batch, "sharding": {"steal": True}})
+    finished = hvd_novel("train", path, launcher="mpirun", ranks=3)
+    assert finished.code == 0, finished.output
+    assert "stealing: packs are claimed from a counter: MPI fetch-and-op" in finished.output
+    folder = Path(load_config(path, []).run.dir)
+    caps = json.loads((folder / "checkpoints" / f"step-{STEPS:08d}" / "trainer.json").read_text())["caps"]
+    assert caps == [caps[0]] * 3, "any rank may get any pack"
+    assert f"packs of at most {caps[0]} tokens" in finished.output
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert all(0 < record["data_seconds"] < record["seconds"] for record in records if record["kind"] == "train")
+    finished = hvd_novel("eval", folder)
+    assert finished.code == 0, finished.output
+    return folder
 
 
 @pytest.mark.timeout(600)
