@@ -107,6 +107,7 @@ class CurriculumConfig(Section):
     """What kinds of samples come early, in the middle and late in the run."""
 
     enabled: bool = False
+    """Also scales a pretrained model's rotary embedding to the store's longest sample, if it knows fewer positions."""
     boundaries: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.3, 0.7)
     """Where the middle and the late phase begin, as fractions of `schedule.steps`."""
     thresholds: Annotated[tuple[Positive, Positive], Field(strict=False)] = (512, 2048)

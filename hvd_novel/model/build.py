@@ -43,7 +43,11 @@ _ROPE_NAMES = {"rope_theta", "rope_scaling"}
 
 def architecture_problems(section: Any) -> list[tuple[str, str]]:
     """What is wrong with a raw model section, as (key, problem) pairs; empty if it describes a model."""
-    if not isinstance(section, dict) or not isinstance(section.get("type"), str):
+    if not isinstance(section, dict):
+        return []
+    if "pretrained" in section and "type" not in section:
+        return [(key, "comes from model.pretrained; leave it out") for key in section if key != "pretrained"]
+    if not isinstance(section.get("type"), str):
         return []
     name = section["type"]
     keys = {key: value for key, value in section.items() if key not in ("type", "pretrained")}
@@ -77,12 +81,14 @@ def build(
     device: torch.device,
     attention: str,
     max_len: int,
+    stretch: bool = False,
     checkpoint: Path | None = None,
 ) -> PreTrainedModel:
     """A model on `device` with master weights in fp32, in training mode.
 
     `attention` is a backend of `model.attention`; `max_len` is the longest sample in tokens; weights come from
-    `checkpoint` if there is one. A new model draws them from torch's global generator. Raises UserError for a
+    `checkpoint` if there is one. A new model draws them from torch's global generator. With `stretch`, a pretrained
+    model that knows fewer positions than `max_len` gets its rotary embedding scaled to them. Raises UserError for a
     pretrained folder that cannot be used.
     """
     implementation = IMPLEMENTATION[attention]
@@ -91,7 +97,7 @@ def build(
             checkpoint, attn_implementation=implementation, dtype=torch.float32
         )
     elif section.pretrained is not None:
-        model = _pretrained(Path(section.pretrained), tokenizer, implementation)
+        model = _pretrained(Path(section.pretrained), tokenizer, implementation, max_len if stretch else 0)
     else:
         assert section.type is not None
         keys = {"max_position_embeddings": max(max_len, 2048), **section.architecture}
@@ -156,10 +162,16 @@ def _token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
     }
 
 
-def _pretrained(folder: Path, tokenizer: PreTrainedTokenizerBase, implementation: str) -> PreTrainedModel:
+def _pretrained(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, implementation: str, positions: int
+) -> PreTrainedModel:
     try:
         own_tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=implementation, dtype=torch.float32)
+        config = AutoConfig.from_pretrained(folder)
+        _stretch(config, positions)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, attn_implementation=implementation, dtype=torch.float32
+        )
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"model.pretrained={folder} does not hold a model with its tokenizer: {reason}") from None
@@ -182,12 +194,30 @@ def _pretrained(folder: Path, tokenizer: PreTrainedTokenizerBase, implementation
     return model
 
 
+def _stretch(config: PreTrainedConfig, positions: int) -> None:
+    """Scale plain rotary embeddings from the positions that were trained to `positions`, if these are more.
+
+    Peng et al. 2023, "YaRN: efficient context window extension of large language models".
+    """
+    known = getattr(config, "max_position_embeddings", positions)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if known < positions and rope.get("rope_type") == "default":
+        factor = positions / known
+        config.rope_parameters = rope | {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": known,
+        }
+        config.max_position_embeddings = positions
+
+
 def _check_positions(config: PreTrainedConfig, max_len: int) -> None:
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and limit < max_len:
         raise UserError(
             f"the model has positions for {limit} tokens but the store's longest sample has {max_len}; "
-            f"set model.max_position_embeddings={max_len} or prepare with --max-len {limit}"
+            f"set model.max_position_embeddings={max_len} (a pretrained model: curriculum.enabled=true stretches it), "
+            f"or prepare with --max-len {limit}"
         )
 
 

@@ -76,6 +76,7 @@ def train(config: Config, console: Console) -> bool:
             device=device,
             attention=backend,
             max_len=store.header["max_len"],
+            stretch=config.curriculum.enabled,
             checkpoint=found.folder if found else None,
         ),
         "train.model",
