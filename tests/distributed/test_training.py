@@ -73,35 +73,47 @@ def test_launchers_and_ranks_agree(write_config: Callable[..., Path]) -> None:
         assert finished.output.count("step 20/20") == 1, "rank 0 alone speaks"
         config = load_config(path, [])
         results[launcher, ranks] = Path(config.run.dir)
-    folder = train_dynamically(write_config, sections)
-    results["mpirun, claimed packs of any size", 3] = folder
     counts = tokens_per_rank(config, 3)
     assert any(max(step) > 1.3 * max(1, min(step)) for step in counts), "the token counts were meant to differ"
     one = results["plain", 1]
     assert len(losses(one)) == STEPS
     for key, folder in results.items():
-        assert losses(folder) == pytest.approx(losses(one), rel=LOSS_TOLERANCE), key
-        assert relative(final_parameters(folder), final_parameters(one)) < PARAMETER_TOLERANCE, key
-        trainer = json.loads((folder / "checkpoints" / f"step-{STEPS:08d}" / "trainer.json").read_text("utf-8"))
-        assert 0 < Cost(*trainer["plan"]["cost"]).of(np.array([100]))[0] < 100, "seconds, not the model's FLOP"
+        assert_same_training(folder, one, str(key))
+        cost = Cost(*last_checkpoint(folder)["plan"]["cost"])
+        assert 0 < cost.of(np.array([100]))[0] < 100, "seconds, not the model's FLOP"
 
 
-def train_dynamically(write_config: Callable[..., Path], sections: dict[str, dict[str, Any]]) -> Path:
-    """The same run with packs of the size that memory allows, claimed by whoever is free."""
-    batch = sections["batch"] | {"micro_batch_tokens": "auto"}
-    path = write_config("dynamic", **sections | {"batch": batch, "sharding": {"steal": True}})
-    finished = hvd_novel("train", path, launcher="mpirun", ranks=3)
+@pytest.mark.timeout(600)
+def test_claimed_packs_of_any_size_agree_with_one_process(write_config: Callable[..., Path]) -> None:
+    """Packs of the size that memory allows, claimed by whoever is free, against plain training on uncut samples."""
+    plain, dynamic = (
+        write_config(name, batch={"tokens": 700, "micro_batch_tokens": cap}, sharding={"steal": name == "dynamic"})
+        for name, cap in (("plain", 256), ("dynamic", "auto"))
+    )
+    alone = hvd_novel("train", plain)
+    assert alone.code == 0, alone.output
+    finished = hvd_novel("train", dynamic, launcher="mpirun", ranks=3)
     assert finished.code == 0, finished.output
     assert "stealing: packs are claimed from a counter: MPI fetch-and-op" in finished.output
-    folder = Path(load_config(path, []).run.dir)
-    caps = json.loads((folder / "checkpoints" / f"step-{STEPS:08d}" / "trainer.json").read_text())["caps"]
+    folder = Path(load_config(dynamic, []).run.dir)
+    assert_same_training(folder, Path(load_config(plain, []).run.dir), "dynamic")
+    caps = last_checkpoint(folder)["caps"]
     assert caps == [caps[0]] * 3, "any rank may get any pack"
     assert f"packs of at most {caps[0]} tokens" in finished.output
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert all(0 < record["data_seconds"] < record["seconds"] for record in records if record["kind"] == "train")
     finished = hvd_novel("eval", folder)
     assert finished.code == 0, finished.output
-    return folder
+
+
+def assert_same_training(folder: Path, reference: Path, which: str) -> None:
+    assert losses(folder) == pytest.approx(losses(reference), rel=LOSS_TOLERANCE), which
+    assert relative(final_parameters(folder), final_parameters(reference)) < PARAMETER_TOLERANCE, which
+
+
+def last_checkpoint(folder: Path) -> dict[str, Any]:
+    text = (folder / "checkpoints" / f"step-{STEPS:08d}" / "trainer.json").read_text("utf-8")
+    return dict(json.loads(text))
 
 
 @pytest.mark.timeout(600)

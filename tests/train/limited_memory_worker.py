@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import resource
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from hvd_novel.config import ComputeConfig
 from hvd_novel.errors import UserError
 from hvd_novel.sharding.packing import Pack
+from hvd_novel.sharding.spans import Span
 from hvd_novel.train.budget import MemoryBudget, largest_pack
 from hvd_novel.train.step import pack_loss
-from tests.train.test_budget import make_model
+
+from tests.train.test_budget import make_model  # isort: skip
 
 compute, model = ComputeConfig(device="cpu", loss_chunk_tokens=64), make_model()
 torch.set_num_threads(1)
@@ -45,7 +51,7 @@ def train(packs: Iterable[Pack]) -> float:
     return 0.0
 
 
-own.run(train, [Pack(ids, ids, lengths, [])] * 4)
+own.run(train, [Pack(ids, ids, [Span(0, 0, length) for length in lengths])] * 4)
 own.check()
 assert sum(trained) == 4 * found, "and four packs of that size can be trained, if need be in pieces"
 
