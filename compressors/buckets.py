@@ -6,7 +6,9 @@ Buckets follow the reverse of the parameters' order, which is about the order in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,34 +62,50 @@ class Bucket:
         inverse_scale: float,
         residual: Tensor | None,
         outgoing: Callable[[Parameter, Tensor], Tensor] | None = None,
-    ) -> bool:
-        """Write ``gradients * inverse_scale + residual`` to flat `out`; returns whether all are finite.
+        cuts: Sequence[int] = (),
+    ) -> list[float] | None:
+        """Write ``gradients * inverse_scale + residual`` to flat `out`.
 
-        With `outgoing`, what it makes of a parameter's unscaled gradient takes the gradient's place. If not all are
-        finite, `out` is left zero, so that a step that will not be taken can still be encoded.
+        With `outgoing`, what it makes of a parameter's unscaled gradient takes the gradient's place. Returns the sums
+        of the magnitudes of the parameters, or of the parts into which they fall when the bucket is cut before the
+        elements `cuts`, ascending. If not all elements are finite, it returns None and leaves `out` zero, so that a
+        step that will not be taken can still be encoded.
         """
-        finite = True
+        sums = []
         start = 0
-        for _, parameter in self.parameters:
-            part = slice(start, start + parameter.numel())
-            base = None if residual is None else residual[part]
-            source, factor = gradient(parameter), inverse_scale
-            if outgoing is not None:
-                source, factor = outgoing(parameter, source * inverse_scale), 1.0
-            finite &= kernels.add_scaled(source.reshape(-1), factor, base, out[part])
-            start = part.stop
-        if not finite:
-            out.zero_()
-        return finite
+        for source, factor in self._sources(inverse_scale, outgoing):
+            stop = start + source.numel()
+            edges = [start, *(cut for cut in cuts if start < cut < stop), stop]
+            for begin, end in itertools.pairwise(edges):
+                base = None if residual is None else residual[begin:end]
+                sums.append(kernels.add_scaled(source[begin - start : end - start], factor, base, out[begin:end]))
+            start = stop
+        if math.isfinite(sum(sums)) or kernels.all_finite(out):
+            return sums
+        out.zero_()
+        return None
 
-    def write(self, total: Tensor, scale: float) -> None:
-        """Set the gradients to flat ``total * scale``."""
-        for (_, parameter), part in zip(self.parameters, total.split(list(self.sizes)), strict=True):
-            target, source = gradient(parameter), part.view(parameter.shape)
-            if target.dtype == source.dtype:
-                torch.mul(source, scale, out=target)  # in place where an all-reduce left the sum there
+    def _sources(
+        self, inverse_scale: float, outgoing: Callable[[Parameter, Tensor], Tensor] | None
+    ) -> Iterator[tuple[Tensor, float]]:
+        """What of each parameter goes out: (flat values, factor)."""
+        for _, parameter in self.parameters:
+            if outgoing is None:
+                yield gradient(parameter).reshape(-1), inverse_scale
             else:
-                target.copy_(source * scale)
+                yield outgoing(parameter, gradient(parameter) * inverse_scale).reshape(-1), 1.0
+
+    def write(self, total: Tensor, scale: float) -> bool:
+        """Set the gradients to flat ``total * scale``; returns whether all are finite."""
+        magnitude = 0.0
+        for (_, parameter), part in zip(self.parameters, total.split(list(self.sizes)), strict=True):
+            target = gradient(parameter)
+            if target.dtype == part.dtype and target.is_contiguous():  # in place where an all-reduce left the sum there
+                magnitude += kernels.add_scaled(part, scale, None, target.view(-1))
+            else:
+                target.copy_((part * scale).view(parameter.shape))
+                magnitude += float(target.abs().sum(dtype=torch.float64))
+        return math.isfinite(magnitude) or all(kernels.all_finite(gradient(p)) for _, p in self.parameters)
 
 
 def gradient(parameter: Parameter) -> Tensor:

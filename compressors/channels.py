@@ -20,6 +20,7 @@ from torch.nn import Parameter
 
 from compressors.buckets import Bucket, gradient
 from compressors.codec import Codec, Compressor, Cooperative, Frame, Pattern
+from compressors.codecs.onebit import OneBit
 from compressors.codecs.rows import SparseRows
 from compressors.exchange import Exchange, Wire, all_gather, two_phase
 from compressors.feedback import Residual
@@ -60,8 +61,12 @@ class Channel(ABC):
         self._compressor = compressor
         if compressor.error_feedback and self.remembers is self:
             self.residual = Residual(bucket.numel, bucket.device)
+        self.magnitudes: list[float] | None = None
+        """Sums of the magnitudes of the tensors of all slices, as they were loaded, where there is a residual."""
         self._values: Tensor | None = None
         self._dense_stage = False
+        slices = bucket.frame(0, wire.ranks, wire.rank).slices()
+        self._cuts = list(itertools.accumulate(piece.numel for piece in slices[:-1]))
 
     @property
     def remembers(self) -> Channel | None:
@@ -69,7 +74,7 @@ class Channel(ABC):
         return self
 
     def run(self, step: int) -> Exchange:
-        """Exchange what was loaded; returns the flat sum over ranks."""
+        """Exchange what was loaded; returns the flat sum over ranks, to be used before another exchange goes on."""
         values = self._loaded()
         frame = self.bucket.frame(step, self.wire.ranks, self.wire.rank)
         if self._dense_stage:
@@ -106,7 +111,10 @@ class Channel(ABC):
         self._dense_stage = stage.dense
         if self.residual is not None:
             self._values = self.residual.draft
-            return self.bucket.read(self._values, inverse_scale, self.residual.value, stage.outgoing)
+            self.magnitudes = self.bucket.read(
+                self._values, inverse_scale, self.residual.value, stage.outgoing, self._cuts
+            )
+            return self.magnitudes is not None
         first = self.bucket.parameters[0][1]
         dtype = self._compressor.carrier(first.dtype)
         if not self._compressor.bucketed and stage.outgoing is None:
@@ -114,7 +122,7 @@ class Channel(ABC):
             self._values = gradient(first).reshape(-1).to(dtype)
             return True  # not looked at: goes dense, so that the sum shows it
         self._values = torch.empty(self.bucket.numel, dtype=dtype, device=self.bucket.device)
-        return self.bucket.read(self._values, inverse_scale, None, stage.outgoing)
+        return self.bucket.read(self._values, inverse_scale, None, stage.outgoing) is not None
 
     def restore_owed(self, value: Tensor) -> None:
         """Set what this rank owes as an owner to flat `value`."""
@@ -169,7 +177,7 @@ class CodecChannel(Channel):
         payload = self._encode(values, frame)
         sizes = [self.codec.nbytes(frame)] * frame.ranks
         parts = yield from all_gather(self.wire, self.bucket.name, payload, sizes)
-        total = torch.zeros(frame.numel, device=values.device)
+        total = self.wire.scratch(frame.numel, values.device).zero_()
         for part in parts:
             self.codec.decode_add(part, frame, total)
         return total
@@ -191,7 +199,10 @@ class CodecChannel(Channel):
         parts = self._encode_slices(values, frame)
         sizes = [self.codec.nbytes(piece) for piece in slices]
         merged = yield from two_phase(self.wire, self.bucket.name, parts, merge, sizes)
-        return torch.cat([self.codec.decode(part, piece) for part, piece in zip(merged, slices, strict=True)])
+        joined = self.wire.scratch(frame.numel, values.device)
+        for part, piece, target in zip(merged, slices, joined.split([piece.numel for piece in slices]), strict=True):
+            self.codec.decode_into(part, piece, target)
+        return joined
 
     def _encode(self, values: Tensor, frame: Frame) -> Tensor:
         if self.residual is None:
@@ -200,6 +211,17 @@ class CodecChannel(Channel):
 
     def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
         return self.codec.encode_slices(values, frame)
+
+
+class OneBitChannel(CodecChannel):
+    """The exchange of one bucket's signs, whose scales come from the pass that loads the bucket."""
+
+    def __init__(self, bucket: Bucket, codec: OneBit, wire: Wire) -> None:
+        super().__init__(bucket, codec, wire)
+        self._onebit = codec
+
+    def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
+        return self._onebit.encode_slices(values, frame, self.magnitudes)
 
 
 class CooperativeChannel(Channel):

@@ -149,6 +149,10 @@ class Codec(Compressor, ABC):
         values.sub_(self.decode(payload, frame))
         return payload
 
+    def decode_into(self, payload: Tensor, frame: Frame, out: Tensor) -> None:
+        """Write what `payload` stands for to float32 `out`."""
+        out.copy_(self.decode(payload, frame))
+
     def decode_add(self, payload: Tensor, frame: Frame, total: Tensor) -> None:
         """Add what `payload` stands for to `total`."""
         total.add_(self.decode(payload, frame))

@@ -41,7 +41,7 @@ class TopKChannel(CodecChannel):
         assert self.residual is not None
         self._dense_stage = False
         own = torch.mul(self.momentum.value, self._topk.momentum, out=self.momentum.draft)
-        finite = self.bucket.read(own, inverse_scale, own, stage.outgoing)
+        finite = self.bucket.read(own, inverse_scale, own, stage.outgoing) is not None
         self._values = torch.add(self.residual.value, own, out=self.residual.draft)
         return finite
 

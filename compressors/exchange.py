@@ -52,9 +52,16 @@ class Wire:
         self._prefix = prefix
         self._ledger = ledger
         self._between = between
+        self._scratch: Tensor | None = None
         included = process_set.included()
         self.ranks: int = process_set.size() if included else 1
         self.rank: int = process_set.rank() if included else 0
+
+    def scratch(self, numel: int, device: torch.device) -> Tensor:
+        """A float32 buffer with anything in it, the same one at each call: for what is used up at once."""
+        if self._scratch is None or self._scratch.numel() < numel or self._scratch.device != device:
+            self._scratch = torch.empty(numel, device=device)
+        return self._scratch[:numel]
 
     @property
     def members(self) -> list[int]:

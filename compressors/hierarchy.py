@@ -10,7 +10,7 @@ learning with system relaxations".
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from compressors import kernels
 from compressors.buckets import Bucket
 from compressors.channels import Channel, Stage
 from compressors.codec import Codec, Compressor, Cooperative, Frame, from_bytes
@@ -134,15 +133,11 @@ class Share(Bucket):
     def parts(self) -> list[tuple[str, int, int]]:
         return [(name, *piece) for (name, _), piece in zip(self.parameters, self.pieces, strict=True)]
 
-    def read(
-        self,
-        out: Tensor,
-        inverse_scale: float,
-        residual: Tensor | None,
-        outgoing: Callable[[Parameter, Tensor], Tensor] | None = None,
-    ) -> bool:
+    def _sources(
+        self, inverse_scale: float, outgoing: Callable[[Parameter, Tensor], Tensor] | None
+    ) -> Iterator[tuple[Tensor, float]]:
         assert outgoing is None, "what goes out was chosen before the node's sum"
-        return kernels.add_scaled(self.sums, inverse_scale, residual, out)
+        return ((part, inverse_scale) for part in self.sums.split(list(self.sizes)))
 
     def stage(self, whole: Stage) -> Stage:
         """What of the `whole` bucket's stage is left to do with the sums."""
@@ -202,7 +197,7 @@ class HierarchicalChannel(Channel):
     def load(self, inverse_scale: float, stage: Stage) -> bool:
         self._stage = self._share.stage(stage)
         self._values = torch.empty(self.bucket.numel, device=self.bucket.device)
-        return self.bucket.read(self._values, inverse_scale, None, stage.outgoing)
+        return self.bucket.read(self._values, inverse_scale, None, stage.outgoing) is not None
 
     def commit(self) -> None:
         if self._outer is not None:

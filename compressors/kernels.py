@@ -1,40 +1,55 @@
 """Loops over gradient memory: one compiled pass each on CPUs, torch operations elsewhere.
 
 All tensors are flat and contiguous. The compiled loops are single-threaded: ranks usually share a machine's cores.
+Sums may be added in any order (so that they vectorise); everything else rounds as torch does.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numba
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 _compiled = numba.njit(cache=True, nogil=True)
+_reordered = numba.njit(cache=True, nogil=True, fastmath={"reassoc"})
 _NUMBA_TYPES = (torch.float32, torch.float64)
 _SAMPLES_ABOVE = 256  # sampled magnitudes that should lie above the threshold of a top-k selection
+BLOCK = 512  # elements that share a scale in `quantise`
+_CHUNK = 4096  # elements whose magnitudes are added in their own type
 
 
-def add_scaled(gradient: Tensor, factor: float, base: Tensor | None, out: Tensor) -> bool:
-    """Write ``gradient * factor + base`` to `out`; returns whether every element of it is finite."""
-    if out.device.type != "cpu" or out.dtype not in _NUMBA_TYPES:
+def add_scaled(gradient: Tensor, factor: float, base: Tensor | None, out: Tensor) -> float:
+    """Write ``gradient * factor + base`` to `out`; returns the sum of its magnitudes, not finite if an element is not.
+
+    The sum can also be infinite where the elements are merely enormous.
+    """
+    if not _on_cpu(out) or out.dtype not in _NUMBA_TYPES:
         torch.mul(gradient.to(out.dtype), factor, out=out)
         if base is not None:
             out.add_(base)
-        return all_finite(out)
+        return float(out.abs().sum(dtype=torch.float64))
     source = gradient if gradient.dtype in _NUMBA_TYPES else gradient.to(out.dtype)
     if base is None:
-        return bool(_scale(source.numpy(), factor, out.numpy()))
-    return bool(_scale_and_add(source.numpy(), factor, base.numpy(), out.numpy()))
+        return float(_scale(source.numpy(), factor, out.numpy()))
+    return float(_scale_and_add(source.numpy(), factor, base.numpy(), out.numpy()))
 
 
 def all_finite(values: Tensor) -> bool:
     """Whether every element is finite."""
     # A sum is finite only if all its terms are; it can overflow without, which the slower look tells apart.
     return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def magnitudes(values: Tensor, sizes: tuple[int, ...]) -> list[float]:
+    """The sum of the magnitudes of each of the tensors, of `sizes`, that lie in `values`."""
+    parts = values.split(list(sizes))
+    if not _on_cpu(values):
+        return [float(part.abs().sum(dtype=torch.float64)) for part in parts]
+    return [float(_magnitude(part.numpy())) for part in parts]
 
 
 def top_k(values: Tensor, k: int, *, sampled: bool) -> Tensor:
@@ -45,108 +60,238 @@ def top_k(values: Tensor, k: int, *, sampled: bool) -> Tensor:
     """
     if k == 0:
         return torch.empty(0, dtype=torch.int64, device=values.device)
-    if values.device.type != "cpu":
+    if not _on_cpu(values):
         return torch.topk(values.abs(), k, sorted=False).indices.sort().values
     array = values.numpy()
-    return torch.from_numpy(_indices_from(array, _kth_magnitude(array, k, sampled), k))
+    candidates = _candidates(array, k) if sampled else None
+    if candidates is None:
+        return torch.from_numpy(_largest(np.abs(array), k))
+    return torch.from_numpy(candidates[_largest(np.abs(array[candidates]), k)].astype(np.int64))
+
+
+def gather(values: Tensor, indices: Tensor) -> Tensor:
+    """``values[indices]``."""
+    if not _on_cpu(values) or not indices.numel():
+        return values[indices]
+    return torch.from_numpy(values.numpy()[indices.numpy()])  # several times as fast
+
+
+def scatter_add(indices: Tensor, added: Tensor, factor: float, total: Tensor) -> None:
+    """Add ``added * factor`` to the elements `indices`, all different, of float32 `total`."""
+    if not _on_cpu(total):
+        total[indices.long()] += added.float() * factor
+        return
+    _scatter_add(indices.numpy(), added.float().numpy(), np.float32(factor), total.numpy())
 
 
 def pack_signs(values: Tensor) -> Tensor:
     """One bit for each element, 1 where it is >= 0 (also -0.0), first element in the highest bit, as uint8."""
-    if values.device.type != "cpu":
+    if not _on_cpu(values):
         padded = torch.zeros(-(-values.numel() // 8) * 8, dtype=torch.uint8, device=values.device)
         padded[: values.numel()] = values >= 0
         return (padded.view(-1, 8) * _bit_values(values.device)).sum(1, dtype=torch.uint8)
-    return torch.from_numpy(_pack_signs(values.numpy()))
+    bits = torch.zeros(-(-values.numel() // 8), dtype=torch.uint8)
+    _pack_signs(values.numpy(), bits.numpy())
+    return bits
 
 
-def add_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], total: Tensor, factor: float = 1.0) -> None:
-    """Add ``factor * scales[j] * (+1 or -1)`` to the j-th of the tensors, of `sizes`, that lie in `total`."""
-    if total.device.type != "cpu":
-        signs = (bits.view(-1, 1) & _bit_values(bits.device)).ne(0).view(-1)[: total.numel()]
-        lengths = torch.tensor(sizes, device=total.device)
-        magnitudes = (scales * factor).repeat_interleave(lengths)
-        total.add_(torch.where(signs, magnitudes, -magnitudes))
+def take_signs(values: Tensor, scales: Tensor, sizes: tuple[int, ...], bits: Tensor) -> None:
+    """Write `pack_signs(values)` to `bits`, and leave in `values` what they and `scales` miss (see `add_signs`)."""
+    if not _on_cpu(values):
+        bits.copy_(pack_signs(values))
+        add_signs(bits, -scales, sizes, values)
         return
-    _add_signs(bits.numpy(), (scales * factor).numpy(), np.asarray(sizes, dtype=np.int64), total.numpy())
+    _take_signs(values.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), bits.numpy())
+
+
+def add_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], total: Tensor) -> None:
+    """Add ``scales[j] * (+1 or -1)`` to the j-th of the tensors, of `sizes`, that lie in float32 `total`."""
+    if not _on_cpu(total):
+        total.add_(_signed(bits, scales, sizes, total.numel()))
+        return
+    _write_signs(bits.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), total.numpy(), True)
+
+
+def set_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
+    """As `add_signs`, but in place of what is in `out`."""
+    if not _on_cpu(out):
+        out.copy_(_signed(bits, scales, sizes, out.numel()))
+        return
+    _write_signs(bits.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), out.numpy(), False)
+
+
+def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None) -> tuple[Tensor, Tensor]:
+    """int8 multiples [elements] of the float32 size of a level in each block: (multiples, sizes of levels).
+
+    Blocks of `BLOCK` elements begin anew with each of the tensors, of `sizes`, in `values`; the largest magnitude in a
+    block is `levels` levels. An element becomes the nearest level or, with a 63-bit `seed`, one of its two neighbours
+    at random, so that the mean is exact. The same seed gives the same draws on every device.
+    """
+    scales = torch.empty(blocks_in(sizes), device=values.device)
+    multiples = torch.empty(values.numel(), dtype=torch.int8, device=values.device)
+    if _on_cpu(values):
+        low, high = (0, 0) if seed is None else (seed & 0xFFFFFFFF, seed >> 32)
+        bounds = np.asarray(sizes, dtype=np.int64)
+        key = (np.uint32(low), np.uint32(high))
+        _quantise(values.numpy(), bounds, np.float32(levels), seed is not None, *key, scales.numpy(), multiples.numpy())
+        return multiples, scales
+    blocks = [pad(part.abs(), (0, -part.numel() % BLOCK)).view(-1, BLOCK) for part in values.split(list(sizes))]
+    largest = torch.cat([block.amax(1) for block in blocks]) if blocks else scales
+    torch.clamp_min(largest / levels, torch.finfo(torch.float32).tiny, out=scales)
+    exact = values / _per_element(scales, sizes)
+    rounded = exact.round() if seed is None else (exact + _draws(values, seed)).floor()
+    multiples.copy_(rounded.clamp_(-levels, levels))
+    return multiples, scales
+
+
+def dequantise(multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
+    """Write the values of `quantise` to float32 `out`."""
+    if not _on_cpu(out):
+        torch.mul(multiples, _per_element(scales, sizes), out=out)
+        return
+    _dequantise(multiples.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), out.numpy())
+
+
+def blocks_in(sizes: tuple[int, ...]) -> int:
+    """Number of blocks that `quantise` makes."""
+    return sum(-(-size // BLOCK) for size in sizes)
+
+
+def _on_cpu(values: Tensor) -> bool:
+    return values.device.type == "cpu"
+
+
+def _per_element(scales: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    lengths = [min(BLOCK, size - begin) for size in sizes for begin in range(0, size, BLOCK)]
+    return scales.repeat_interleave(torch.tensor(lengths, dtype=torch.int64, device=scales.device))
+
+
+def _draws(values: Tensor, seed: int) -> Tensor:
+    """float32 in [0, 1) for each element: what `_uniform` gives, in torch's words."""
+    low, high, mask = seed & 0xFFFFFFFF, seed >> 32, 0xFFFFFFFF
+    word = torch.arange(values.numel(), dtype=torch.int64, device=values.device) & mask
+    for key in (low, high):
+        word ^= key
+        word = ((word ^ (word >> 16)) * 0x7FEB352D) & mask
+        word = ((word ^ (word >> 15)) * 0x846CA68B) & mask
+        word ^= word >> 16
+    return (word >> 8).float() * 2.0**-24
+
+
+def _signed(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], numel: int) -> Tensor:
+    signs = (bits.view(-1, 1) & _bit_values(bits.device)).ne(0).view(-1)[:numel]
+    scale = scales.repeat_interleave(torch.tensor(sizes, dtype=torch.int64, device=scales.device))
+    return torch.where(signs, scale, -scale)
 
 
 def _bit_values(device: torch.device) -> Tensor:
     return torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=device)
 
 
-def _kth_magnitude(values: np.ndarray, k: int, sampled: bool) -> Any:
+def _candidates(values: np.ndarray, k: int) -> np.ndarray | None:
+    """Indices, ascending, of all elements from a sampled threshold up, at least `k`; None if the sample misleads."""
     stride = k // _SAMPLES_ABOVE
-    if sampled and stride >= 4:
-        sample = np.abs(values[::stride])
-        expected = sample.size * k / values.size
-        rank = min(sample.size, int(expected + 4 * math.sqrt(expected)) + 1)
-        threshold = np.partition(sample, sample.size - rank)[sample.size - rank]
-        candidates = _magnitudes_from(values, threshold)
-        if candidates.size >= k:  # fewer only if the sample misleads
-            return np.partition(candidates, candidates.size - k)[candidates.size - k]
-    magnitudes = np.abs(values)
-    return np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
+    if stride < 4:
+        return None
+    sample = np.abs(values[::stride])
+    expected = sample.size * k / values.size
+    rank = min(sample.size, int(expected + 4 * math.sqrt(expected)) + 1)
+    threshold = np.partition(sample, sample.size - rank)[sample.size - rank]
+    room = min(values.size, 2 * k)
+    found = np.empty(room + _CHUNK, np.int32 if values.size < 2**31 else np.int64)
+    count = _indices_from(values, threshold, room, found)
+    return found[:count] if count >= k else None
+
+
+def _largest(magnitudes: np.ndarray, k: int) -> np.ndarray:
+    """Indices, ascending, of the `k` largest; of equal ones the first."""
+    kth = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
+    return _from_kth(magnitudes, kth, k)
 
 
 @_compiled
-def _scale(gradient, factor, out):  # type: ignore[no-untyped-def]
-    bad = False
-    scale = out.dtype.type(factor)
-    for i in range(out.size):
-        value = out.dtype.type(gradient[i]) * scale
-        out[i] = value
-        bad |= not (abs(value) < np.inf)
-    return not bad
-
-
-@_compiled
-def _scale_and_add(gradient, factor, base, out):  # type: ignore[no-untyped-def]
-    bad = False
-    scale = out.dtype.type(factor)
-    for i in range(out.size):
-        value = out.dtype.type(gradient[i]) * scale + base[i]
-        out[i] = value
-        bad |= not (abs(value) < np.inf)
-    return not bad
-
-
-@_compiled
-def _magnitudes_from(values, threshold):  # type: ignore[no-untyped-def]
-    count = 0
-    for i in range(values.size):
-        count += abs(values[i]) >= threshold
-    found = np.empty(count, values.dtype)
-    count = 0
-    for i in range(values.size):
-        if abs(values[i]) >= threshold:
-            found[count] = abs(values[i])
-            count += 1
-    return found
-
-
-@_compiled
-def _indices_from(values, kth, k):  # type: ignore[no-untyped-def]
+def _from_kth(magnitudes, kth, k):  # type: ignore[no-untyped-def]
+    """Indices, ascending, of the `k` elements from `kth`, the k-th largest, up; of those equal to it the first."""
     ties = k
-    for i in range(values.size):
-        ties -= abs(values[i]) > kth
-    found = np.empty(k, np.int64)
+    for i in range(magnitudes.size):
+        ties -= magnitudes[i] > kth
+    found = np.empty(k + 1, np.int64)  # the last is overwritten by what is not found
     count = 0
-    for i in range(values.size):
-        magnitude = abs(values[i])
-        if magnitude > kth:
-            found[count] = i
-            count += 1
-        elif magnitude == kth and ties > 0:
-            found[count] = i
-            count += 1
-            ties -= 1
-    return found
+    for i in range(magnitudes.size):
+        tie = magnitudes[i] == kth and ties > 0
+        ties -= tie
+        found[count] = i
+        count += tie or magnitudes[i] > kth
+    return found[:k]
+
+
+@_reordered
+def _scale(gradient, factor, out):  # type: ignore[no-untyped-def]
+    total = 0.0
+    scale = out.dtype.type(factor)
+    for begin in range(0, out.size, _CHUNK):
+        source, target = gradient[begin : begin + _CHUNK], out[begin : begin + _CHUNK]
+        part = out.dtype.type(0)
+        for i in range(target.size):
+            value = out.dtype.type(source[i]) * scale
+            target[i] = value
+            part += abs(value)
+        total += part
+    return total
+
+
+@_reordered
+def _scale_and_add(gradient, factor, base, out):  # type: ignore[no-untyped-def]
+    total = 0.0
+    scale = out.dtype.type(factor)
+    for begin in range(0, out.size, _CHUNK):
+        end = begin + _CHUNK
+        source, other, target = gradient[begin:end], base[begin:end], out[begin:end]
+        part = out.dtype.type(0)
+        for i in range(target.size):
+            value = out.dtype.type(source[i]) * scale + other[i]
+            target[i] = value
+            part += abs(value)
+        total += part
+    return total
+
+
+@_reordered
+def _magnitude(values):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for begin in range(0, values.size, _CHUNK):
+        source = values[begin : begin + _CHUNK]
+        part = values.dtype.type(0)
+        for i in range(source.size):
+            part += abs(source[i])
+        total += part
+    return total
 
 
 @_compiled
-def _pack_signs(values):  # type: ignore[no-untyped-def]
-    bits = np.zeros((values.size + 7) // 8, np.uint8)
+def _indices_from(values, threshold, room, found):  # type: ignore[no-untyped-def]
+    """Fill `found` [room + _CHUNK] with the indices of magnitudes from `threshold` up; returns their number, or -1."""
+    total = 0
+    for begin in range(0, values.size, _CHUNK):
+        part, out = values[begin : begin + _CHUNK], found[total:]
+        count = 0
+        for i in range(part.size):  # without a branch: what does not count is overwritten
+            out[count] = begin + i
+            count += abs(part[i]) >= threshold
+        total += count
+        if total > room:
+            return -1
+    return total
+
+
+@_compiled
+def _scatter_add(indices, added, factor, total):  # type: ignore[no-untyped-def]
+    for i in range(indices.size):
+        total[indices[i]] += added[i] * factor
+
+
+@_compiled
+def _pack_signs(values, bits):  # type: ignore[no-untyped-def]
     whole = values.size // 8
     for i in range(whole):
         byte = 0
@@ -156,15 +301,123 @@ def _pack_signs(values):  # type: ignore[no-untyped-def]
     for i in range(8 * whole, values.size):
         if values[i] >= 0:
             bits[whole] |= np.uint8(128 >> (i - 8 * whole))
-    return bits
 
 
 @_compiled
-def _add_signs(bits, magnitudes, sizes, total):  # type: ignore[no-untyped-def]
-    i = 0
+def _take_whole_bytes(values, scale, bits):  # type: ignore[no-untyped-def]
+    for i in range(bits.size):
+        byte = 0
+        for j in range(8):
+            value = values[8 * i + j]
+            positive = value >= 0
+            byte = (byte << 1) | positive
+            values[8 * i + j] = value - (scale if positive else -scale)
+        bits[i] = byte
+
+
+@_compiled
+def _set_whole_bytes(bits, scale, out):  # type: ignore[no-untyped-def]
+    for i in range(bits.size):
+        byte = bits[i]
+        for j in range(8):
+            out[8 * i + j] = scale if (byte >> (7 - j)) & 1 else -scale
+
+
+@_compiled
+def _add_whole_bytes(bits, scale, total):  # type: ignore[no-untyped-def]
+    for i in range(bits.size):
+        byte = bits[i]
+        for j in range(8):
+            total[8 * i + j] += scale if (byte >> (7 - j)) & 1 else -scale
+
+
+@_compiled
+def _whole_bytes(begin, end):  # type: ignore[no-untyped-def]
+    """The elements between that fill bytes of their own: first and last + 1; the same if there are none."""
+    first = min((begin + 7) // 8 * 8, end)
+    return first, max(first, end // 8 * 8)
+
+
+@_compiled
+def _take_signs(values, scales, sizes, bits):  # type: ignore[no-untyped-def]
+    begin = 0
+    bits[:] = 0
     for j in range(sizes.size):
-        magnitude = magnitudes[j]
-        for _ in range(sizes[j]):
-            positive = (bits[i >> 3] >> (7 - (i & 7))) & 1
-            total[i] += magnitude if positive else -magnitude
-            i += 1
+        end, scale = begin + sizes[j], scales[j]
+        first, last = _whole_bytes(begin, end)
+        for edge_begin, edge_end in ((begin, first), (last, end)):
+            for i in range(edge_begin, edge_end):
+                positive = values[i] >= 0
+                bits[i >> 3] |= np.uint8(positive << (7 - (i & 7)))
+                values[i] -= scale if positive else -scale
+        _take_whole_bytes(values[first:last], scale, bits[first // 8 : last // 8])
+        begin = end
+
+
+@_compiled
+def _write_signs(bits, scales, sizes, out, add):  # type: ignore[no-untyped-def]
+    begin = 0
+    for j in range(sizes.size):
+        end, scale = begin + sizes[j], scales[j]
+        first, last = _whole_bytes(begin, end)
+        for edge_begin, edge_end in ((begin, first), (last, end)):
+            for i in range(edge_begin, edge_end):
+                value = scale if (bits[i >> 3] >> (7 - (i & 7))) & 1 else -scale
+                out[i] = out[i] + value if add else value
+        if add:
+            _add_whole_bytes(bits[first // 8 : last // 8], scale, out[first:last])
+        else:
+            _set_whole_bytes(bits[first // 8 : last // 8], scale, out[first:last])
+        begin = end
+
+
+@_compiled
+def _uniform(index, low, high):  # type: ignore[no-untyped-def]
+    """A draw in [0, 1) that depends on nothing but the index and the key: two rounds of a 32-bit mixing function."""
+    word = index
+    for key in (low, high):  # casts, because Numba's products of 32-bit integers have 64
+        word = np.uint32(word ^ key)
+        word = np.uint32(np.uint32(word ^ (word >> 16)) * np.uint32(0x7FEB352D))
+        word = np.uint32(np.uint32(word ^ (word >> 15)) * np.uint32(0x846CA68B))
+        word = np.uint32(word ^ (word >> 16))
+    return np.float32(word >> 8) * np.float32(2.0**-24)
+
+
+@_compiled
+def _quantise(values, sizes, levels, draws, low, high, scales, multiples):  # type: ignore[no-untyped-def]
+    begin, block = 0, 0
+    for j in range(sizes.size):
+        end = begin + sizes[j]
+        for first in range(begin, end, BLOCK):
+            part, out = values[first : min(first + BLOCK, end)], multiples[first : min(first + BLOCK, end)]
+            largest = np.float32(0)
+            for i in range(part.size):
+                largest = max(largest, abs(part[i]))
+            scale = max(largest / levels, np.float32(1.1754944e-38))
+            scales[block] = scale
+            block += 1
+            if draws:
+                for i in range(part.size):
+                    rounded = np.floor(part[i] / scale + _uniform(np.uint32(first + i), low, high))
+                    out[i] = np.int8(max(min(rounded, levels), -levels))
+            else:
+                for i in range(part.size):
+                    out[i] = np.int8(max(min(np.rint(part[i] / scale), levels), -levels))
+        begin = end
+
+
+@_compiled
+def _dequantise(multiples, scales, sizes, out):  # type: ignore[no-untyped-def]
+    begin, block = 0, 0
+    for j in range(sizes.size):
+        end = begin + sizes[j]
+        for first in range(begin, end, BLOCK):
+            source, target, scale = (
+                multiples[first : min(first + BLOCK, end)],
+                out[first : min(first + BLOCK, end)],
+                scales[block],
+            )
+            for i in range(target.size):
+                target[i] = np.float32(source[i]) * scale
+            block += 1
+        begin = end

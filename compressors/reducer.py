@@ -14,8 +14,9 @@ from torch.nn import Parameter
 
 from compressors import kernels
 from compressors.buckets import Bucket, gradient
-from compressors.channels import Channel, CodecChannel, CooperativeChannel, RowsChannel, Stage
+from compressors.channels import Channel, CodecChannel, CooperativeChannel, OneBitChannel, RowsChannel, Stage
 from compressors.codec import Codec, Compressor, Cooperative
+from compressors.codecs.onebit import OneBit
 from compressors.codecs.rows import SparseRows
 from compressors.codecs.topk import TopK
 from compressors.correction import TopKChannel
@@ -29,6 +30,8 @@ def _open_channel(bucket: Bucket, compressor: Compressor, wire: Wire) -> Channel
         return open_hierarchy(bucket, compressor, wire, _open_channel)
     if isinstance(compressor, TopK):
         return TopKChannel(bucket, compressor, wire)
+    if isinstance(compressor, OneBit):
+        return OneBitChannel(bucket, compressor, wire)
     if isinstance(compressor, Codec):
         return CodecChannel(bucket, compressor, wire)
     if isinstance(compressor, SparseRows):
@@ -163,18 +166,19 @@ class Reducer:
             if vetoes:
                 self._drain()
                 return self._spoil()
-        self._drive()
-        totals = [task.total for task in self._tasks]
-        with self._ledger.timed("decode"):
-            # All ranks hold the same bits and come to the same answer.
-            if not all(kernels.all_finite(total) for total in totals if total is not None):
-                return self._spoil()
-            self._write()
+        if not self._drive():  # all ranks hold the same bits and come to the same answer
+            return self._spoil()
+        for task in self._tasks:
+            task.channel.commit()
         return True
 
-    def _drive(self) -> None:
-        """Go from phase to phase: the next operations of all buckets are submitted before any is waited for."""
+    def _drive(self) -> bool:
+        """Go from phase to phase: the next operations of all buckets are submitted before any is waited for.
+
+        Sums are written to the gradients as they come; returns whether all are finite.
+        """
         tasks = sorted(self._tasks, key=lambda task: task.channel.bucket.index)
+        finite = True
         while tasks:
             for task in tasks:
                 assert task.pending is not None
@@ -182,7 +186,11 @@ class Reducer:
                     result = task.pending.wait()
                 with self._ledger.timed("decode"):
                     task.advance(result)
+                    if task.total is not None:
+                        finite &= self._write(task.channel, task.total)
+                        task.total = None
             tasks = [task for task in tasks if task.pending is not None]
+        return finite
 
     def _drain(self) -> None:
         for task in self._tasks:
@@ -190,12 +198,9 @@ class Reducer:
             with self._ledger.timed("exchange"):
                 task.pending.wait()
 
-    def _write(self) -> None:
-        for task in self._tasks:
-            assert task.total is not None
-            factor = self._scale_of(task.channel) / (self._wire.ranks if self._average else 1)
-            task.channel.bucket.write(task.total, factor)
-            task.channel.commit()
+    def _write(self, channel: Channel, total: Tensor) -> bool:
+        factor = self._scale_of(channel) / (self._wire.ranks if self._average else 1)
+        return channel.bucket.write(total, factor)
 
     def _spoil(self) -> bool:
         for parameter in self._channel_of:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from compressors import kernels
 from compressors.codec import Codec, Frame, Pattern, from_bytes, to_bytes
-
-_BLOCK = 512
 
 
 class QSGD(Codec):
@@ -35,35 +33,20 @@ class QSGD(Codec):
         return Pattern.TWO_PHASE
 
     def encode(self, values: Tensor, frame: Frame) -> Tensor:
-        scales = self._scales(values, frame)
-        exact = values / self._per_element(scales, frame)
         # For error feedback the nearest level; else up with the probability of the remainder.
-        rounded = exact.round() if self.error_feedback else (exact + self._draws(frame, values)).floor()
-        # Rounding in float32 can reach one level too far.
-        return to_bytes([scales, rounded.clamp(-self.levels, self.levels).to(torch.int8)])
+        seed = None if self.error_feedback else frame.seed(self.seed, shared=False)
+        multiples, scales = kernels.quantise(values, frame.sizes, self.levels, seed)
+        return to_bytes([scales, multiples])
 
     def decode(self, payload: Tensor, frame: Frame) -> Tensor:
-        scales, quantised = from_bytes(payload, (torch.float32, self._blocks(frame)), (torch.int8, frame.numel))
-        return quantised * self._per_element(scales, frame)
+        out = torch.empty(frame.numel, device=payload.device)
+        self.decode_into(payload, frame, out)
+        return out
+
+    def decode_into(self, payload: Tensor, frame: Frame, out: Tensor) -> None:
+        blocks = kernels.blocks_in(frame.sizes)
+        scales, multiples = from_bytes(payload, (torch.float32, blocks), (torch.int8, frame.numel))
+        kernels.dequantise(multiples, scales, frame.sizes, out)
 
     def nbytes(self, frame: Frame) -> int:
-        return 4 * self._blocks(frame) + frame.numel
-
-    def _blocks(self, frame: Frame) -> int:
-        return sum(-(-size // _BLOCK) for size in frame.sizes)
-
-    def _scales(self, values: Tensor, frame: Frame) -> Tensor:
-        """The size of one level in each block; any positive number where all elements are zero."""
-        if not frame.sizes:
-            return values.new_empty(0)
-        parts = values.abs().split(list(frame.sizes))
-        largest = torch.cat([pad(part, (0, -part.numel() % _BLOCK)).view(-1, _BLOCK).amax(1) for part in parts])
-        return (largest / self.levels).clamp_min(torch.finfo(torch.float32).tiny)
-
-    def _per_element(self, scales: Tensor, frame: Frame) -> Tensor:
-        lengths = [min(_BLOCK, size - begin) for size in frame.sizes for begin in range(0, size, _BLOCK)]
-        return scales.repeat_interleave(torch.tensor(lengths, dtype=torch.int64, device=scales.device))
-
-    def _draws(self, frame: Frame, values: Tensor) -> Tensor:
-        generator = torch.Generator(values.device).manual_seed(frame.seed(self.seed, shared=False))
-        return torch.rand(values.shape, generator=generator, device=values.device)
+        return 4 * kernels.blocks_in(frame.sizes) + frame.numel

@@ -7,6 +7,9 @@ algorithm 1; two compressed phases as in Tang et al. 2021, "1-bit Adam", section
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -27,31 +30,45 @@ class OneBit(Codec):
         return Pattern.TWO_PHASE
 
     def encode(self, values: Tensor, frame: Frame) -> Tensor:
-        return to_bytes([self._scales(values, frame), kernels.pack_signs(values)])
+        return to_bytes([self._scales(values, frame, None), kernels.pack_signs(values)])
 
     def decode(self, payload: Tensor, frame: Frame) -> Tensor:
-        total = torch.zeros(frame.numel, device=payload.device)
-        self.decode_add(payload, frame, total)
-        return total
+        out = torch.empty(frame.numel, device=payload.device)
+        self.decode_into(payload, frame, out)
+        return out
+
+    def decode_into(self, payload: Tensor, frame: Frame, out: Tensor) -> None:
+        kernels.set_signs(*self._fields(payload, frame), frame.sizes, out)
 
     def decode_add(self, payload: Tensor, frame: Frame, total: Tensor) -> None:
-        scales, bits = self._fields(payload, frame)
-        kernels.add_signs(bits, scales, frame.sizes, total)
+        kernels.add_signs(*self._fields(payload, frame), frame.sizes, total)
 
-    def encode_error(self, values: Tensor, frame: Frame) -> Tensor:
-        payload = self.encode(values, frame)
-        scales, bits = self._fields(payload, frame)
-        kernels.add_signs(bits, scales, frame.sizes, values, factor=-1.0)
+    def encode_error(self, values: Tensor, frame: Frame, magnitudes: Sequence[float] | None = None) -> Tensor:
+        """`magnitudes`: the sum of the magnitudes of each tensor, where it is known."""
+        payload = torch.empty(self.nbytes(frame), dtype=torch.uint8, device=values.device)
+        scales = self._scales(values, frame, magnitudes)
+        header = payload[: scales.nbytes]
+        header.copy_(scales.view(torch.uint8))
+        kernels.take_signs(values, scales, frame.sizes, payload[scales.nbytes :])
         return payload
+
+    def encode_slices(self, values: Tensor, frame: Frame, magnitudes: Sequence[float] | None = None) -> list[Tensor]:
+        """`magnitudes`: the sums of the magnitudes of the tensors of all slices, where they are known."""
+        if magnitudes is None:
+            return super().encode_slices(values, frame)
+        payloads, known = [], iter(magnitudes)
+        for piece, part in zip(frame.slices(), values.split([piece.numel for piece in frame.slices()]), strict=True):
+            payloads.append(self.encode_error(part, piece, list(itertools.islice(known, len(piece.sizes)))))
+        return payloads
 
     def nbytes(self, frame: Frame) -> int:
         return 4 * len(frame.sizes) + -(-frame.numel // 8)
 
-    def _scales(self, values: Tensor, frame: Frame) -> Tensor:
-        if not frame.sizes:
-            return values.new_empty(0)
-        return torch.stack([part.abs().mean() for part in values.split(list(frame.sizes))])
+    def _scales(self, values: Tensor, frame: Frame, sums: Sequence[float] | None) -> Tensor:
+        sums = kernels.magnitudes(values, frame.sizes) if sums is None else sums
+        means = [total / size for total, size in zip(sums, frame.sizes, strict=True)]
+        return torch.tensor(means, dtype=torch.float32, device=values.device)
 
     def _fields(self, payload: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         scales, bits = from_bytes(payload, (torch.float32, len(frame.sizes)), (torch.uint8, -(-frame.numel // 8)))
-        return scales, bits
+        return bits, scales

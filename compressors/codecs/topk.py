@@ -109,7 +109,7 @@ class TopK(Codec):
 
     def encode(self, values: Tensor, frame: Frame) -> Tensor:
         indices = self.choose(values, frame)
-        return self._pack(indices, *self._coded(values[indices]))
+        return self._pack(indices, *self._coded(kernels.gather(values, indices)))
 
     def encode_error(self, values: Tensor, frame: Frame, chosen: Tensor | None = None) -> Tensor:
         indices = self.choose(values, frame) if chosen is None else chosen
@@ -126,19 +126,22 @@ class TopK(Codec):
         return parts
 
     def decode(self, payload: Tensor, frame: Frame) -> Tensor:
-        total = torch.zeros(frame.numel, device=payload.device)
-        self.decode_add(payload, frame, total)
-        return total
+        out = torch.empty(frame.numel, device=payload.device)
+        self.decode_into(payload, frame, out)
+        return out
+
+    def decode_into(self, payload: Tensor, frame: Frame, out: Tensor) -> None:
+        self.decode_add(payload, frame, out.zero_())
 
     def decode_add(self, payload: Tensor, frame: Frame, total: Tensor) -> None:
         count = (payload.numel() - self._header) // self._entry_bytes
         fields = [(torch.int32, count), (_VALUE_TYPES[self.values], count)]
         if self._header:
             scale, indices, coded = from_bytes(payload, (torch.float32, 1), *fields)
-            total[indices.long()] += coded.float() * scale
+            kernels.scatter_add(indices, coded, float(scale), total)
         else:
             indices, coded = from_bytes(payload, *fields)
-            total[indices.long()] += coded
+            kernels.scatter_add(indices, coded, 1.0, total)
 
     def nbytes(self, frame: Frame) -> int:
         return self._header + self._entry_bytes * self.kept(frame)
@@ -153,8 +156,8 @@ class TopK(Codec):
 
     def _take(self, values: Tensor, indices: Tensor) -> tuple[Tensor, float]:
         """The code of entries `indices`, of which only the rounding error is left in `values`."""
-        coded, scale = self._coded(values[indices])
-        values[indices] -= coded.float() * scale
+        coded, scale = self._coded(kernels.gather(values, indices))
+        kernels.scatter_add(indices, coded, -scale, values)
         return coded, scale
 
     def _coded(self, kept: Tensor) -> tuple[Tensor, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -36,7 +38,8 @@ def test_add_scaled(dtype, with_base):
     gradient = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
     base = torch.linspace(-1, 1, 1000) if with_base else None
     out = torch.empty(1000)
-    assert kernels.add_scaled(gradient, 0.125, base, out)
+    total = kernels.add_scaled(gradient, 0.125, base, out)
+    assert total == pytest.approx(float(out.double().abs().sum()), rel=1e-6)
     assert torch.equal(out, gradient.float() * 0.125 + (base if with_base else 0))
 
 
@@ -46,24 +49,94 @@ def test_add_scaled(dtype, with_base):
 def test_add_scaled_tells_what_is_not_finite(bad, position, with_base):
     gradient = torch.zeros(1000)
     gradient[position] = bad
-    assert not kernels.add_scaled(gradient, 1.0, torch.zeros(1000) if with_base else None, torch.empty(1000))
+    base = torch.zeros(1000) if with_base else None
+    assert not math.isfinite(kernels.add_scaled(gradient, 1.0, base, torch.empty(1000)))
     assert not kernels.all_finite(gradient)
 
 
 def test_large_finite_values_are_finite():
     assert kernels.all_finite(torch.full((1000,), 3e38))
-    assert kernels.add_scaled(torch.full((1000,), 3e38), 1.0, None, torch.empty(1000))
-    assert not kernels.add_scaled(torch.full((9,), 1e300, dtype=torch.float64), 1.0, None, torch.empty(9))
+    out = torch.empty(9)
+    kernels.add_scaled(torch.full((9,), 3e38), 1.0, None, out)
+    assert kernels.all_finite(out)
+    assert math.isinf(kernels.add_scaled(torch.full((9,), 1e300, dtype=torch.float64), 1.0, None, out))
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 63, 64, 65, 1000])
-def test_signs_round_trip(size):
-    values = torch.randn(size, generator=torch.Generator().manual_seed(size))
+SIZES = [0, 1, 7, 8, 9, 63, 64, 65, 1000, 5000]
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def path(request, monkeypatch):
+    """The compiled loops, and the operations that take their place on other devices."""
+    if request.param == "torch":
+        monkeypatch.setattr(kernels, "_on_cpu", lambda values: False)
+
+
+def _three_tensors(size: int) -> tuple[int, ...]:
+    return (size // 3, size // 7, size - size // 3 - size // 7)
+
+
+def _normal(size: int) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_signs(size, path):
+    values, sizes, scales = _normal(size), _three_tensors(size), torch.tensor([0.5, 2.0, 0.0])
     bits = kernels.pack_signs(values)
     assert bits.tolist() == np.packbits(values.numpy() >= 0).tolist()
-    sizes = (size // 3, size - size // 3)
-    scales = torch.tensor([0.5, 2.0])
-    total = torch.ones(size)
+    each = torch.cat([torch.full((n,), float(scale)) for n, scale in zip(sizes, scales, strict=True)])
+    signed = torch.where(values >= 0, each, -each)
+
+    total, out = torch.ones(size), torch.full((size,), 7.0)
     kernels.add_signs(bits, scales, sizes, total)
-    magnitudes = torch.cat([torch.full((n,), float(scale)) for n, scale in zip(sizes, scales, strict=True)])
-    assert torch.equal(total, 1 + torch.where(values >= 0, magnitudes, -magnitudes))
+    kernels.set_signs(bits, scales, sizes, out)
+    assert torch.equal(total, 1 + signed)
+    assert torch.equal(out, signed)
+
+    left, taken = values.clone(), torch.full_like(bits, 255)
+    kernels.take_signs(left, scales, sizes, taken)
+    assert torch.equal(taken, bits)
+    assert torch.equal(left, values - signed)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_magnitudes(size, path):
+    values, sizes = _normal(size), _three_tensors(size)
+    expected = [float(part.double().abs().sum()) for part in values.split(list(sizes))]
+    assert kernels.magnitudes(values, sizes) == pytest.approx(expected, rel=1e-6)
+
+
+def test_scatter_add(path):
+    total = torch.ones(10)
+    kernels.scatter_add(torch.tensor([1, 7], dtype=torch.int32), torch.tensor([2.0, -3.0]).half(), 0.5, total)
+    assert total.tolist() == [1, 2, 1, 1, 1, 1, 1, -0.5, 1, 1]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("seed", [None, 0, 2**63 - 1])
+def test_levels_are_the_same_on_every_device(size, seed, monkeypatch):
+    values, sizes = _normal(size), _three_tensors(size)
+    found = []
+    for compiled in (True, False):
+        monkeypatch.setattr(kernels, "_on_cpu", lambda values, compiled=compiled: compiled)
+        multiples, scales = kernels.quantise(values, sizes, 127, seed)
+        out = torch.full((size,), 7.0)
+        kernels.dequantise(multiples, scales, sizes, out)
+        found += [(multiples, scales, out)]
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+    step = kernels._per_element(found[0][1], sizes)
+    error = (found[0][2] - values).abs()
+    assert bool((error <= step * (0.5001 if seed is None else 1.0001)).all())
+
+
+def test_draws_are_even_and_differ_by_seed():
+    values = torch.zeros(100_000)
+    one, other = kernels._draws(values, 1), kernels._draws(values, 2**40 + 1)
+    for draws in (one, other):
+        assert 0 <= float(draws.min()) < 1e-3 < 0.999 < float(draws.max()) < 1
+        assert float(draws.mean()) == pytest.approx(0.5, abs=0.005)
+        assert float(draws.var()) == pytest.approx(1 / 12, abs=0.002)
+        assert abs(float(torch.corrcoef(torch.stack([draws[1:], draws[:-1]]))[0, 1])) < 0.02
+    assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.02
