@@ -60,5 +60,46 @@ def convergence(
         Console().print(bench.table(runs))
 
 
+@app.command()
+def comm(
+    elements: Annotated[int, typer.Option(min=1000, help="Elements of the gradient.")] = 25_000_000,
+    bucket: Annotated[
+        Optional[list[float]],  # noqa: UP045
+        typer.Option(help="MiB of gradients that travel as one (repeat it)."),
+    ] = None,
+    scheme: Annotated[Optional[list[str]], typer.Option(help="Schemes (repeat it); default: all.")] = None,  # noqa: UP045
+    steps: Annotated[int, typer.Option(min=1, help="Exchanges of each.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Seconds and bytes of one exchange of gradients by each compressor, beside what wire and memory allow.
+
+    To be started under `mpirun` or `horovodrun`; `scripts/bench-netlab` does so on emulated hosts.
+    """
+    from hvd_novel.bench import comm as bench
+    from hvd_novel.comm import launched, leave
+    from hvd_novel.errors import UserError
+    from hvd_novel.launcher import launched_rank
+
+    unknown = [name for name in scheme or () if name not in bench.SCHEMES]
+    if unknown:
+        raise UserError(f"no scheme is called {', '.join(unknown)}; there are {', '.join(bench.SCHEMES)}")
+    if not launched():
+        raise UserError("one process exchanges nothing: start this under a launcher, such as mpirun -np 2")
+    leads = launched_rank() == 0
+    report = bench.measure(
+        elements=elements,
+        buckets_mib=bucket or [25.0],
+        schemes=scheme or list(bench.SCHEMES),
+        steps=steps,
+        say=_log if leads else lambda line: None,
+    )
+    if leads and as_json:
+        print(json.dumps(bench.as_json(report)))
+    elif leads:
+        console = Console(width=120)
+        console.print(bench.table(report), bench.coding_table(report))
+    leave(0)
+
+
 def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

@@ -89,6 +89,11 @@ def all_reduce_sum(values: Sequence[float], name: str) -> list[float]:
     return [float(value) for value in total]
 
 
+def all_reduce(tensor: torch.Tensor, name: str) -> None:
+    """Sum `tensor` over all ranks, in place."""
+    hvd.allreduce_(tensor, op=hvd.Sum, name=name)
+
+
 def all_gather_object(value: T, name: str) -> list[T]:
     """The values of all ranks, in rank order."""
     return list(hvd.allgather_object(value, name=name))
