@@ -171,7 +171,9 @@ class CodecChannel(Channel):
 
     def _all_reduce(self, values: Tensor, frame: Frame) -> Exchange:
         payload = yield self.wire.all_reduce(self._encode(values, frame), self.bucket.name)
-        return self.codec.decode(payload, frame)
+        total = self.wire.scratch(frame.numel, values.device)
+        self.codec.decode_into(payload, frame, total)
+        return total
 
     def _all_gather(self, values: Tensor, frame: Frame) -> Exchange:
         payload = self._encode(values, frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from compressors.codec import Codec, Frame, Pattern
@@ -22,10 +23,13 @@ class FP16(Codec):
         return Pattern.ALL_REDUCE
 
     def encode(self, values: Tensor, frame: Frame) -> Tensor:
-        return (values / frame.ranks).half()
+        return torch.div(values, frame.ranks, out=torch.empty_like(values, dtype=torch.float16))
 
     def decode(self, payload: Tensor, frame: Frame) -> Tensor:
-        return payload.float() * frame.ranks
+        return payload.float().mul_(frame.ranks)
+
+    def decode_into(self, payload: Tensor, frame: Frame, out: Tensor) -> None:
+        out.copy_(payload).mul_(frame.ranks)
 
     def nbytes(self, frame: Frame) -> int:
         return 2 * frame.numel

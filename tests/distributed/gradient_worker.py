@@ -1,4 +1,4 @@
-"""Run by every rank: one step without an update; rank 0 writes the reduced gradients and each rank's packs."""
+"""Run by every rank: a step by each compressor, without an update; rank 0 writes gradients and all ranks' packs."""
 
 from __future__ import annotations
 
@@ -17,25 +17,13 @@ from hvd_novel.sharding.packing import packs_of
 from hvd_novel.sharding.spans import Span
 from hvd_novel.train.step import train_step
 
-store, out, compression = TokenStore.open(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
+store, out = TokenStore.open(Path(sys.argv[1])), Path(sys.argv[2])
 topology = comm.init(deterministic=False)
 torch.set_num_threads(1)
-torch.manual_seed(0)
 compute = ComputeConfig(device="cpu")
 section = ModelConfig.model_validate(
     {"type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 )
-model = build.build(
-    section, store.load_tokenizer(), compute=compute, device=torch.device("cpu"), attention="sdpa", max_len=256
-)
-comm.broadcast_parameters(model)
-optimizer = comm.distributed(
-    compressors.DistributedOptimizer,
-    torch.optim.SGD(model.parameters(), lr=0.0),
-    named_parameters=model.named_parameters(),
-    compression=compressors.get(compression),
-)
-
 # Twelve packs of one document each, dealt unevenly: rank 0 takes one, the last of four none, the rest is shared.
 split = store.split("train")
 documents = [[Span(document, 0, int(split.lengths[document]))] for document in range(12)]
@@ -46,16 +34,29 @@ shares = {
     4: [documents[:1], documents[1:4], documents[4:], []],
 }[topology.size]
 trained = int(split.trained_tokens[:12].sum())
-train_step(
-    model,
-    optimizer,
-    torch.amp.GradScaler("cpu", enabled=False),
-    packs_of(split, shares[topology.replica]),
-    trained_tokens=trained,
-    compute=compute,
-    clip_norm=None,
-)
-if topology.rank == 0:
-    tensors = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    save_file(tensors | {"packs": torch.tensor([len(share) for share in shares])}, out)
+for compression in sys.argv[3:]:
+    torch.manual_seed(0)
+    model = build.build(
+        section, store.load_tokenizer(), compute=compute, device=torch.device("cpu"), attention="sdpa", max_len=256
+    )
+    comm.broadcast_parameters(model)
+    optimizer = comm.distributed(
+        compressors.DistributedOptimizer,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        named_parameters=model.named_parameters(),
+        compression=compressors.get(compression),
+    )
+    train_step(
+        model,
+        optimizer,
+        torch.amp.GradScaler("cpu", enabled=False),
+        packs_of(split, shares[topology.replica]),
+        trained_tokens=trained,
+        compute=compute,
+        clip_norm=None,
+    )
+    if topology.rank == 0:
+        tensors = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        packs = torch.tensor([len(share) for share in shares])
+        save_file(tensors | {"packs": packs}, out.with_suffix(f".{compression}"))
 comm.leave(0)
