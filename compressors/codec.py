@@ -171,6 +171,8 @@ class Cooperative(Compressor, ABC):
     """A compressor that computes with sums over ranks, in several rounds of all-reduce."""
 
     error_feedback = True
+    dense_steps: int = 0
+    """Steps at the start in which float32 sums travel instead."""
 
     @abstractmethod
     def rounds(

@@ -23,11 +23,17 @@ class PowerSGD(Cooperative):
     algebra: equal processors, libraries and thread counts.
     """
 
-    def __init__(self, rank: int = 4, *, seed: int = 0) -> None:
-        """`seed` draws the first factors. Raises ValueError for a rank below 1."""
+    def __init__(self, rank: int = 4, *, dense_steps: int = 0, seed: int = 0) -> None:
+        """`dense_steps`: exact sums at the start, while gradients still turn fast. `seed` draws the first factors.
+
+        Raises ValueError for a rank below 1 and negative steps.
+        """
         if rank < 1:
             raise ValueError(f"rank must be at least 1, not {rank}")
+        if dense_steps < 0:
+            raise ValueError(f"dense_steps must not be negative, not {dense_steps}")
         self.rank = rank
+        self.dense_steps = dense_steps
         self.seed = seed
 
     def accepts(self, shape: torch.Size, min_numel: int) -> bool:

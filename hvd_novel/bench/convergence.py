@@ -41,6 +41,10 @@ SCHEMES = {
     DENSE: Scheme((), "dense AdamW"),
     "int8": Scheme(("compression.name=int8",), "AdamW, unbiased int8"),
     "powersgd": Scheme(("compression.name=powersgd", "compression.rank=8"), "AdamW, PowerSGD of rank 8"),
+    "powersgd-dense-start": Scheme(
+        ("compression.name=powersgd", "compression.rank=8", "compression.dense_steps={warm_up}"),
+        "AdamW, PowerSGD of rank 8, 15 % dense",
+    ),
     "onebit-adam": Scheme(
         ("compression.name=onebit", "optimizer.name=onebit-adam", "optimizer.freeze_step={warm_up}"),
         "OneBitAdam, 15 % dense",

@@ -22,6 +22,7 @@ VARIANTS: dict[str, Callable[[], Compressor]] = {
     "randomk unbiased": lambda: compressors.RandomK(0.1, error_feedback=False),
     "int8 with feedback": lambda: compressors.ErrorFeedback(compressors.QSGD()),
     "policies": lambda: compressors.get("topk", density=0.1, policies=[{"match": "e*", "name": "onebit"}]),
+    "powersgd with a dense start": lambda: compressors.PowerSGD(2, dense_steps=1),
     "hierarchical none": lambda: two_levels("none"),
     "hierarchical onebit": lambda: two_levels("onebit"),
     "hierarchical powersgd": lambda: two_levels("powersgd"),

@@ -117,3 +117,17 @@ def check_one_rank_is_plain_torch_bitwise():
             reference.step()
         assert_equal({n: p.detach() for n, p in ours.items()}, {n: p.detach() for n, p in plain.items()})
         assert optimizer.ledger.total.bytes_sent == 0
+
+
+def check_a_dense_start_is_exact():
+    parameters = make_parameters()
+    optimizer = wrap(parameters, compressors.PowerSGD(2, dense_steps=2))
+    for step in range(3):
+        found = exchange(optimizer, parameters, step)
+        expected = {name: total / hvd.size() for name, total in summed(step, parameters).items()}
+        if step < 2:
+            assert_close(found, expected, 1e-6)
+            assert optimizer.ledger.bytes_sent >= optimizer.ledger.bytes_dense
+        elif hvd.size() > 1:
+            assert (found["weight"].double() - expected["weight"]).norm() > 0.1 * expected["weight"].norm()
+            assert optimizer.ledger.bytes_sent < optimizer.ledger.bytes_dense / 2
