@@ -153,6 +153,47 @@ def best_fit_decreasing(sizes: np.ndarray, starts: np.ndarray, capacities: np.nd
 
 
 @_compiled
+def packed(
+    owners: np.ndarray, sizes: np.ndarray, capacities: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Pack the items of each owner, see `best_fit_decreasing`; `sizes` descend.
+
+    Returns the items pack by pack, int64, the pack of each within its owner, int32 [items], where each pack begins
+    among them, int64 [packs + 1], and with which pack each owner, int64 [owners + 1].
+    """
+    grouped, starts = _sorted_by(owners, len(capacities))
+    pack = best_fit_decreasing(sizes[grouped], starts, capacities)
+    first_pack = np.zeros(len(capacities) + 1, np.int64)
+    for owner in range(len(capacities)):
+        most = -1
+        for i in range(starts[owner], starts[owner + 1]):
+            most = max(most, pack[i])
+            pack[i] += first_pack[owner]
+        first_pack[owner + 1] = first_pack[owner] + most + 1
+    order, pack_starts = _sorted_by(pack, first_pack[-1])
+    items = grouped[order]
+    within = np.empty(len(items), np.int32)
+    for i in range(len(items)):
+        within[i] = pack[order[i]] - first_pack[owners[items[i]]]
+    return items, within, pack_starts, first_pack
+
+
+@_compiled
+def _sorted_by(keys: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """A stable order of items by `keys` in [0, count), and where each key begins in it, int64."""
+    starts = np.zeros(count + 1, np.int64)
+    for key in keys:
+        starts[key + 1] += 1
+    starts = starts.cumsum()
+    places = starts.copy()
+    order = np.empty(len(keys), np.int64)
+    for i in range(len(keys)):
+        order[places[keys[i]]] = i
+        places[keys[i]] += 1
+    return order, starts
+
+
+@_compiled
 def _bit(index: int) -> np.uint64:
     return np.uint64(1) << np.uint64(index % 64)
 
