@@ -44,11 +44,12 @@ def balance(draw: Draw, *, ranks: int, cap: int, packs: int, steps: int) -> dict
     """Figures of `steps` steps, all of an epoch, that hold about `packs` packs of `cap` tokens for each rank.
 
     * ``documents``, ``ranks``, ``cap``, ``packs``
-    * ``bound`` (costliest span / mean cost of a rank: ``mean`` and ``max`` over steps, ``binding_steps`` above 1)
+    * ``bound`` (costliest span / mean cost of a rank: ``mean`` and ``max`` over steps, ``binding_steps`` above 1), and
+      the utilisation that no deal can exceed: ``utilisation``, mean over steps
     * ``strategies``, by name: ``utilisation`` (mean / largest cost of ranks: mean over steps), ``p05`` and ``min`` of
       it, ``throughput`` (work / work possible, over all steps), ``against_random`` (ratio of throughputs),
       ``packs`` (most of a rank in a step)
-    * ``reached``: the least, over steps, of the utilisation of `cost` / what the bound allows
+    * ``reached``: utilisation of `cost` / that limit, the least over steps
     * ``shuffle_ratio``: see `shuffle_ratio`; `cost`, `token` and `random` take the same documents in the same steps
     * ``padding``: see `forecast.padding`
     """
@@ -71,9 +72,10 @@ def balance(draw: Draw, *, ranks: int, cap: int, packs: int, steps: int) -> dict
             "mean": float(even.bound.mean()),
             "max": float(even.bound.max()),
             "binding_steps": int((even.bound > 1).sum()),
+            "utilisation": float(even.limit.mean()),
         },
         "strategies": {strategy: _figures(figures, random) for strategy, figures in found.items()},
-        "reached": float((even.utilisation * np.maximum(even.bound, 1)).min()),
+        "reached": float((even.utilisation / even.limit).min()),
         "shuffle_ratio": shuffle_ratio(plan, ranks),
         "padding": asdict(padding(plan, caps, epoch)),
     }
@@ -142,9 +144,9 @@ def balance_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Rows of `balance`."""
     table = Table(
         title="ranks busy, mean of steps (cost: lowest step in brackets)",
-        caption="bound: what the costliest sample allows. gain: throughput of cost / of random.",
+        caption="possible: more is not to be had from these samples. gain: throughput of cost / of random.",
     )
-    for column in ("lengths", "ranks", "cap", *STRATEGIES, "bound", "gain", "shuffle ratio", "padding avoided"):
+    for column in ("lengths", "ranks", "cap", *STRATEGIES, "possible", "gain", "shuffle ratio", "padding avoided"):
         table.add_column(column, justify="left" if column == "lengths" else "right")
     for row in rows:
         found = row["strategies"]
@@ -154,7 +156,7 @@ def balance_table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['cap']:,}",
             f"{found['cost']['utilisation']:.1%} ({found['cost']['min']:.1%})",
             *(f"{found[strategy]['utilisation']:.1%}" for strategy in STRATEGIES[1:]),
-            f"{min(1, 1 / row['bound']['mean']):.1%}",
+            f"{row['bound']['utilisation']:.1%}",
             f"{found['cost']['against_random'] - 1:+.0%}",
             f"{row['shuffle_ratio']:.2f}",
             f"{row['padding']['share']:.0%}",

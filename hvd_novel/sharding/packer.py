@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_novel.sharding import kernels
+from hvd_novel.sharding import bins
 from hvd_novel.sharding.cost import TOKENS, Cost
 from hvd_novel.sharding.spans import Span
 from hvd_novel.sharding.strategies import cut, deal
@@ -68,7 +68,7 @@ def pack(
     spans = cut(documents, lengths, min(chunk or min(caps), min(caps)))
     costs = cost.of(spans.lengths)
     owner = deal(spans, costs, len(caps), strategy, owners)
-    items, number, packs, replicas = kernels.packed(owner, spans.lengths, np.array(caps, np.int64))
+    items, number, packs, replicas = bins.packed(owner, spans.lengths, np.array(caps, np.int64))
     columns = np.stack([owner[items], number, spans.document[items], spans.start[items], spans.stop[items]])
     sums = np.add.reduceat(costs[items], packs[:-1]).tolist() if len(items) else []
     return Packed(

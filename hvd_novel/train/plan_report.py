@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hvd_novel.config import Config
+from hvd_novel.errors import UserError
 from hvd_novel.model import build
 from hvd_novel.sharding.cost import from_model
 from hvd_novel.sharding.forecast import Forecast, forecast, padding
@@ -33,17 +34,25 @@ def plan_report(config: Config, *, ranks: int, steps: int) -> dict[str, Any]:
     * ``packs_unfilled``: the part of the packs' caps that the configured strategy leaves empty (nothing is computed
       there)
     * ``bound``: costliest span / mean cost of a rank: ``mean`` and ``max`` over steps, ``binding_steps`` where it is
-      above 1, so that no strategy can be even
+      above 1, so that no strategy can be even; ``utilisation``: mean over steps of what no strategy can exceed, by
+      that and by the number of spans
     * ``strategies``, by name: ``utilisation`` (mean / largest cost of ranks in a step: ``mean``, ``p05``, ``min``),
       ``slowest`` (its inverse: ``mean``, ``p95``, ``max``), ``throughput`` (work / work possible, over all steps),
       ``packs`` of a rank in a step (``min``, ``mean``, ``max``)
-    * ``per_step``: ``utilisation`` by strategy and ``bound``, [steps] each
+    * ``per_step``: ``utilisation`` by strategy, ``bound`` and ``limit`` (of the utilisation), [steps] each
     """
+    cap = config.batch.micro_batch_tokens
+    if cap == "auto":
+        raise UserError(
+            "batch.micro_batch_tokens=auto is found by trial when training begins, and its log tells what was found; "
+            "give a number, such as batch.micro_batch_tokens=8192"
+        )
     store = open_store(config, verify=False)
     split = store.split("train")
-    cap = config.batch.micro_batch_tokens
     caps, steps = [cap] * ranks, min(steps, config.schedule.steps)
-    model = build.skeleton(config.model, store.load_tokenizer(), max_len=store.header["max_len"])
+    model = build.skeleton(
+        config.model, store.load_tokenizer(), max_len=store.header["max_len"], stretch=config.curriculum.enabled
+    )
     cost = from_model(model, min(store.header["max_len"], cap))
     plan = make_plan(_with_strategy(config, "cost"), split, cost)
     found = {"cost": forecast(plan, caps, range(steps))}
@@ -66,11 +75,13 @@ def plan_report(config: Config, *, ranks: int, steps: int) -> dict[str, Any]:
             "mean": float(even.bound.mean()),
             "max": float(even.bound.max()),
             "binding_steps": int((even.bound > 1).sum()),
+            "utilisation": float(even.limit.mean()),
         },
         "strategies": {strategy: _balance(figures) for strategy, figures in found.items()},
         "per_step": {
             "utilisation": {strategy: figures.utilisation.tolist() for strategy, figures in found.items()},
             "bound": even.bound.tolist(),
+            "limit": even.limit.tolist(),
         },
     }
 

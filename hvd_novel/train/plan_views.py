@@ -49,7 +49,11 @@ def _histogram(histogram: dict[str, list[int]]) -> Table:
 
 
 def _strategies(report: dict[str, Any]) -> Table:
-    table = Table(title="how evenly ranks are loaded, by strategy", caption="slowest: largest cost of a rank / mean")
+    limit = report["bound"]["utilisation"]
+    table = Table(
+        title="how evenly ranks are loaded, by strategy",
+        caption=f"slowest: largest cost of a rank / mean. No strategy can be busy for more than {limit:.1%}.",
+    )
     for column in ("strategy", "busy, mean", "worst 5 %", "worst", "slowest, mean", "95 %", "max", "packs of a rank"):
         table.add_column(column, justify="left" if column == "strategy" else "right")
     for name, row in report["strategies"].items():
@@ -79,7 +83,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
     for name, busy in report["per_step"]["utilisation"].items():
         mean = report["strategies"][name]["utilisation"]["mean"]
         steps.plot(busy, label=f"{name}: {mean:.1%}", linewidth=1, marker="." if len(busy) == 1 else None)
-    steps.plot([min(1.0, 1 / bound) for bound in report["per_step"]["bound"]], "k--", label="bound", linewidth=1)
+    limit = report["bound"]["utilisation"]
+    steps.plot(report["per_step"]["limit"], "k--", label=f"possible: {limit:.1%}", linewidth=1)
     steps.set(xlabel="step", ylabel="mean / largest cost of ranks", ylim=(0, 1.02))
     steps.set_title(f"{report['ranks']} ranks, {report['step_tokens']['mean']:,.0f} tokens a step")
     steps.legend(loc="lower right")

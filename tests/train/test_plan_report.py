@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hvd_novel.cli import app
@@ -17,7 +20,7 @@ from hvd_novel.corpus.store import TokenStore
 from hvd_novel.errors import UserError
 from hvd_novel.model import build
 from hvd_novel.sharding.cost import Cost, from_model
-from hvd_novel.sharding.forecast import forecast, padded, padding
+from hvd_novel.sharding.forecast import forecast, least_makespan, padded, padding
 from hvd_novel.sharding.plan import Plan
 from hvd_novel.train.plan_report import plan_report
 from hvd_novel.train.run import load_config
@@ -63,8 +66,11 @@ def test_the_json_object_is_the_report(write_config: WriteConfig, store: Path) -
         assert row["packs"]["min"] <= row["packs"]["mean"] <= row["packs"]["max"]
     bounds = report["per_step"]["bound"]
     assert report["bound"]["binding_steps"] == sum(bound > 1 for bound in bounds)
-    for bound, busy in zip(bounds, report["per_step"]["utilisation"]["cost"], strict=True):
-        assert busy <= min(1.0, 1 / bound) + 1e-9, "nothing is better than the bound"
+    limits = report["per_step"]["limit"]
+    assert all(limit <= min(1.0, 1 / bound) + 1e-9 for limit, bound in zip(limits, bounds, strict=True))
+    for name in ("cost", "token", "random"):  # greedy takes other documents together
+        for limit, busy in zip(limits, report["per_step"]["utilisation"][name], strict=True):
+            assert busy <= limit + 1e-9, name
 
 
 def test_one_rank_is_always_busy_and_more_ranks_than_samples_are_not(write_config: WriteConfig) -> None:
@@ -107,6 +113,8 @@ def test_mistakes(write_config: WriteConfig, tmp_path: Path) -> None:
         report_of(write_config(data={"store": str(tmp_path / "none")}), ranks=2)
     with pytest.raises(UserError, match="does not hold a model"):
         report_of(write_config(model={"pretrained": str(tmp_path)}), ranks=2)
+    with pytest.raises(UserError, match="found by trial"):
+        report_of(write_config(batch={"micro_batch_tokens": "auto"}), ranks=2)
     result = CliRunner().invoke(app, ["plan", str(write_config()), "--plot", str(tmp_path / "no" / "p.png")])
     assert isinstance(result.exception, UserError)
     assert "choose another file for --plot" in str(result.exception)
@@ -119,6 +127,19 @@ def test_padding_is_counted_batch_by_batch() -> None:
     plan = Plan(np.full(20, 50, np.int32), np.ones(20, np.int32), seed=0, step_tokens=300)
     found = padding(plan, [100, 100], range(plan.steps_per_epoch))
     assert (found.batch, found.share, found.largest) == (2, 0.0, 100)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_no_deal_is_better_than_the_least_makespan(costs: list[int], replicas: int) -> None:
+    deals = itertools.product(range(replicas), repeat=len(costs))
+    best = min(max(np.bincount(deal, costs, replicas)) for deal in deals)
+    assert least_makespan(np.sort(np.array(costs, np.float64))[::-1], replicas) <= best + 1e-9
+
+
+def test_the_least_makespan_of_equal_items_is_exact() -> None:
+    assert least_makespan(np.full(41, 6.0), 8) == 36.0, "one of eight gets six of 41"
+    assert least_makespan(np.array([9.0, 1.0]), 3) == 9.0
 
 
 def test_a_forecast_is_what_the_plan_says() -> None:
