@@ -25,7 +25,7 @@ from hvd_novel.model.loss import IGNORE, cross_entropy_sum
 from hvd_novel.sharding.forecast import padded
 from hvd_novel.sharding.packer import pack
 
-_SCALE = 4
+_SCALE = 8
 _CAP = 8192 // _SCALE
 _VOCABULARY, _LOSS_CHUNK = 512, 1024
 EVEN: Draw = partial(lognormal, median=2000, sigma=0.35, shortest=300, longest=12_000)
