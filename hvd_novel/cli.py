@@ -1,4 +1,4 @@
-"""The command line: ``hvd-novel prepare | train | eval | generate | export | bench``.
+"""The command line: ``hvd-novel prepare | train | eval | generate | export | plan | bench``.
 
 Exit codes: 0 done, 1 failure, 2 a mistake of the user's (one message, no traceback), 75 stopped by a signal after
 saving (start the same command again to go on).
@@ -143,6 +143,39 @@ def train(
 
     finished = run(load_config(config, overrides or []), Console())
     raise typer.Exit(OK if finished else REQUEUE)
+
+
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Training configuration.")],
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="KEY=VALUE", help="Settings in place of the file's."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks to plan for; none of them is started.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to plan, from the run's first; at most all of them.")] = 200,
+    picture: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--plot", metavar="FILE.png", help="Write lengths, and the balance of each step, as a picture."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Foresee how evenly ranks will be loaded, with each sharding strategy, and what padding would cost.
+
+    Needs one process and no weights: costs are the FLOP of the model's dimensions. Keys of the JSON object are
+    explained in `hvd_novel/train/plan_report.py`.
+    """
+    from hvd_novel.train.plan_report import plan_report
+    from hvd_novel.train.plan_views import plot, render
+    from hvd_novel.train.run import load_config
+
+    report = plan_report(load_config(config, overrides or []), ranks=ranks, steps=steps)
+    if picture:
+        plot(report, picture)
+    if as_json:
+        print(json.dumps(report))
+    else:
+        render(report, Console())
 
 
 @app.command("eval")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 app = typer.Typer(no_args_is_help=True, help="Measure, and print ratios.")
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of a table.")]
@@ -54,10 +55,7 @@ def convergence(
         launcher=launcher,
         say=_log,
     )
-    if as_json:
-        print(json.dumps(bench.as_json(runs)))
-    else:
-        Console().print(bench.table(runs))
+    _print(bench.as_json(runs), [bench.table(runs)], as_json)
 
 
 @app.command()
@@ -93,12 +91,71 @@ def comm(
         steps=steps,
         say=_log if leads else lambda line: None,
     )
-    if leads and as_json:
-        print(json.dumps(bench.as_json(report)))
-    elif leads:
-        console = Console(width=120)
-        console.print(bench.table(report), bench.coding_table(report))
+    if leads:
+        _print(bench.as_json(report), [bench.table(report), bench.coding_table(report)], as_json)
     leave(0)
+
+
+@app.command()
+def sharding(
+    corpus: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Novels, or a token store, whose lengths are measured beside two lognormals."),
+    ] = None,
+    ranks: Annotated[list[int], typer.Option(min=1, help="Simulated ranks (repeat it).")] = [8, 64],  # noqa: B006
+    cap: Annotated[list[int], typer.Option(min=1, help="Tokens in a pack (repeat it).")] = [8192, 65536],  # noqa: B006
+    packs: Annotated[int, typer.Option(min=1, help="Packs of a rank in a step.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Steps, all of an epoch.")] = 200,
+    documents: Annotated[int, typer.Option(min=0, help="Time planning an epoch of so many; 0: not.")] = 1_000_000,
+    memory: Annotated[int, typer.Option(min=1, help="Documents whose plan's memory is measured.")] = 10_000_000,
+    rounds: Annotated[int, typer.Option(min=0, help="Real steps with and without padding; 0: none.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """How evenly ranks are loaded with each strategy, simulated; what planning costs; what padding costs.
+
+    Keys of the JSON object: `balance`, `stealing`, `planning`, `padding`, explained in `hvd_novel/bench/` where each
+    is measured (`sharding.py`, `planning.py`, `padding.py`).
+    """
+    from hvd_novel.bench import lengths, padding, planning
+    from hvd_novel.bench import sharding as bench
+
+    draws = lengths.sources(corpus)
+    found: dict[str, Any] = dict(bench.measure(draws, ranks=ranks, caps=cap, packs=packs, steps=steps))
+    tables = [bench.balance_table(found["balance"]), bench.stealing_table(found["stealing"])]
+    if documents:
+        found["planning"] = planning.measure(documents=documents, many=memory)
+        tables.append(planning.table(found["planning"]))
+    if rounds:
+        found["padding"] = padding.measure(padding.sources(draws), rounds=rounds)
+        tables.append(padding.table(found["padding"]))
+    _print(found, tables, as_json)
+
+
+@app.command()
+def waits(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Token store.")],
+    steps: Annotated[int, typer.Option(min=1, help="Steps, each taken in every way.")] = 40,
+    width: Annotated[int, typer.Option(min=8, help="Of the small model.")] = 128,
+    as_json: AsJson = False,
+) -> None:
+    """How long ranks wait for the slowest in real steps, dealt at random, by tokens and by cost.
+
+    To be run by all ranks, as in `mpirun -np 2 hvd-novel bench waits STORE`. Keys of the JSON object are explained
+    in `hvd_novel/bench/waits.py`.
+    """
+    from hvd_novel.bench import waits as bench
+
+    found = bench.measure(store, steps=steps, width=width)
+    if found:
+        _print(found, [bench.table(found)], as_json)
+
+
+def _print(found: dict[str, Any], tables: list[Table], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    for table in tables:
+        Console().print(table)
 
 
 def _log(line: str) -> None:

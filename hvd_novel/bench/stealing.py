@@ -17,11 +17,9 @@ from pathlib import Path
 
 import torch
 
-import compressors
 from hvd_novel import comm
-from hvd_novel.config import ComputeConfig, ModelConfig
+from hvd_novel.bench.small_model import COMPUTE, small_model
 from hvd_novel.corpus.store import TokenStore
-from hvd_novel.model import build
 from hvd_novel.sharding.loader import Loader
 from hvd_novel.sharding.packing import Pack
 from hvd_novel.sharding.plan import Plan
@@ -33,26 +31,15 @@ WAYS = ("static", "late", "stealing")
 
 
 def measure(
-    store: TokenStore, section: ModelConfig, *, steps: int, step_tokens: int, pack_tokens: int, slow: float
+    store: TokenStore, *, steps: int, step_tokens: int, pack_tokens: int, slow: float, width: int
 ) -> dict[str, float]:
     """Median seconds of a step in each of WAYS, under its name, and of all ways as a multiple of `static`.
 
     Rank 0 takes `slow` times as long for each pack: it sleeps for the rest. Every rank calls this, after `comm.init`
-    and gets the same result. Nothing is learned: the learning rate is 0.
+    and gets the same result. `width` is that of the model.
     """
     topology, split = comm.topology(), store.split("train")
-    device, compute = torch.device("cpu"), ComputeConfig(device="cpu")
-    torch.manual_seed(0)
-    max_len = store.header["max_len"]
-    model = build.build(
-        section, store.load_tokenizer(), compute=compute, device=device, attention="sdpa", max_len=max_len
-    )
-    comm.broadcast_parameters(model)
-    optimizer = comm.distributed(
-        compressors.DistributedOptimizer,
-        torch.optim.SGD(model.parameters(), lr=0.0),
-        named_parameters=model.named_parameters(),
-    )
+    model, optimizer = small_model(store, width)
     plan = Plan(split.lengths, split.column("context"), seed=0, step_tokens=step_tokens)
     claims = Claims(comm.shared_counter("bench.stealing"), topology.replicas)
     loaders = {
@@ -62,7 +49,7 @@ def measure(
             replica=topology.replica,
             last_step=steps + 1,
             ahead=16,
-            device=device,
+            device=torch.device("cpu"),
             claims=claims if way == "stealing" else None,
         )
         for way in WAYS
@@ -80,7 +67,7 @@ def measure(
                 torch.amp.GradScaler("cpu", enabled=False),
                 _slowed(loader.packs(), slow if topology.rank == 0 else 1.0),
                 trained_tokens=planned.trained_tokens,
-                compute=compute,
+                compute=COMPUTE,
                 clip_norm=None,
                 overlap=way == "static",
             )
@@ -121,23 +108,13 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128, help="of the model")
     options = parser.parse_args()
     topology = comm.init(deterministic=False)
-    torch.set_num_threads(1)
-    section = ModelConfig.model_validate(
-        {
-            "type": "llama",
-            "hidden_size": options.width,
-            "intermediate_size": 2 * options.width,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-        }
-    )
     result = measure(
         TokenStore.open(options.store),
-        section,
         steps=options.steps,
         step_tokens=options.step_tokens,
         pack_tokens=options.pack_tokens,
         slow=options.slow,
+        width=options.width,
     )
     if topology.rank == 0:
         print(json.dumps({"ranks": topology.size, "slow": options.slow, **result}, indent=1))

@@ -99,9 +99,7 @@ def build(
     elif section.pretrained is not None:
         model = _pretrained(Path(section.pretrained), tokenizer, implementation, max_len if stretch else 0)
     else:
-        assert section.type is not None
-        keys = {"max_position_embeddings": max(max_len, 2048), **section.architecture}
-        config = AutoConfig.for_model(section.type, **keys, **_token_ids(tokenizer))
+        config = _new_config(section, tokenizer, max_len)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation, dtype=torch.float32)
     _check_positions(model.config, max_len)
     model.config.use_cache = False
@@ -109,6 +107,28 @@ def build(
     if compute.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model.train()
+
+
+def skeleton(
+    section: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, max_len: int, stretch: bool = False
+) -> PreTrainedModel:
+    """The model that `build` makes, without weights: its parameters have shapes and no values.
+
+    Raises UserError for a pretrained folder that holds no configuration.
+    """
+    if section.pretrained is None:
+        config = _new_config(section, tokenizer, max_len)
+    else:
+        try:
+            config = AutoConfig.from_pretrained(section.pretrained)
+        except (OSError, ValueError, KeyError) as error:
+            raise _no_model(section.pretrained, error) from None
+        _check_architecture(config, section.pretrained)
+        _stretch(config, max_len if stretch else 0)
+        config.vocab_size = max(config.vocab_size, len(tokenizer))
+    _check_positions(config, max_len)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -162,6 +182,17 @@ def _token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
     }
 
 
+def _new_config(section: ModelConfig, tokenizer: PreTrainedTokenizerBase, max_len: int) -> PreTrainedConfig:
+    assert section.type is not None
+    keys = {"max_position_embeddings": max(max_len, 2048), **section.architecture}
+    return AutoConfig.for_model(section.type, **keys, **_token_ids(tokenizer))
+
+
+def _no_model(folder: str | Path, error: Exception) -> UserError:
+    reason = str(error).splitlines()[0]
+    return UserError(f"model.pretrained={folder} does not hold a model with its tokenizer: {reason}")
+
+
 def _pretrained(
     folder: Path, tokenizer: PreTrainedTokenizerBase, implementation: str, positions: int
 ) -> PreTrainedModel:
@@ -173,13 +204,8 @@ def _pretrained(
             folder, config=config, attn_implementation=implementation, dtype=torch.float32
         )
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"model.pretrained={folder} does not hold a model with its tokenizer: {reason}") from None
-    if model.config.model_type not in ARCHITECTURES:
-        raise UserError(
-            f"model.pretrained={folder} is a '{model.config.model_type}', which is not among the architectures known "
-            f"to train right: {', '.join(ARCHITECTURES)}"
-        )
+        raise _no_model(folder, error) from None
+    _check_architecture(model.config, folder)
     theirs, ours, added = own_tokenizer.get_vocab(), tokenizer.get_vocab(), tokenizer.get_added_vocab()
     if any(ours.get(token) != index for token, index in theirs.items()) or ours.keys() - theirs.keys() - added.keys():
         raise UserError(
@@ -209,6 +235,14 @@ def _stretch(config: PreTrainedConfig, positions: int) -> None:
             "original_max_position_embeddings": known,
         }
         config.max_position_embeddings = positions
+
+
+def _check_architecture(config: PreTrainedConfig, folder: str | Path) -> None:
+    if config.model_type not in ARCHITECTURES:
+        raise UserError(
+            f"model.pretrained={folder} is a '{config.model_type}', which is not among the architectures known "
+            f"to train right: {', '.join(ARCHITECTURES)}"
+        )
 
 
 def _check_positions(config: PreTrainedConfig, max_len: int) -> None:

@@ -1,4 +1,4 @@
-"""Compiled loops over documents: shuffling, slicing into steps, cutting, dealing, packing.
+"""Compiled loops over documents: shuffling, slicing into steps, cutting, dealing.
 
 `lengths` are int32 [documents] tokens of all documents; `order` and `documents` are document numbers, int32. All are
 deterministic: no result depends on threads, on the machine, or on a library's random generator.
@@ -100,6 +100,43 @@ def longest_processing_time(weights: np.ndarray, replicas: int) -> np.ndarray:
 
 
 @_compiled
+def even_out(weights: np.ndarray, owners: np.ndarray, replicas: int) -> None:
+    """Improve `owners` by exchange: the most loaded replica gives an item away, or swaps it for a lighter one.
+
+    Each time the exchange that lowers the larger load of the two most; ends at 0.2 % above the mean, or when none
+    does. Dealing alone leaves several per cent where replicas have few items each, none of them small.
+    """
+    loads = np.zeros(replicas)
+    for i in range(len(weights)):
+        loads[owners[i]] += weights[i]
+    enough = loads.mean() * 1.002
+    for _ in range(4 * replicas):
+        fullest, emptiest = loads.argmax(), loads.argmin()
+        best, give, take = loads[fullest] * (1 - 1e-6), -1, -1
+        if loads[fullest] <= enough:
+            return
+        for i in range(len(weights)):
+            if owners[i] != fullest:
+                continue
+            after = max(loads[fullest] - weights[i], loads[emptiest] + weights[i])
+            if after < best:
+                best, give, take = after, i, -1
+            for j in range(i + 1, len(weights)):
+                difference = weights[i] - weights[j]
+                after = max(loads[fullest] - difference, loads[owners[j]] + difference)
+                if after < best and owners[j] != fullest:
+                    best, give, take = after, i, j
+        if give < 0:
+            return
+        other, difference = (emptiest, weights[give]) if take < 0 else (owners[take], weights[give] - weights[take])
+        owners[give] = other
+        if take >= 0:
+            owners[take] = fullest
+        loads[fullest] -= difference
+        loads[other] += difference
+
+
+@_compiled
 def progress(order: np.ndarray, lengths: np.ndarray, owners: np.ndarray, replicas: int) -> np.ndarray:
     """The part of its owner's tokens that comes up to and with each document of `order`, float64 in [0, 1]."""
     totals, done = np.zeros(replicas), np.zeros(replicas)
@@ -111,81 +148,6 @@ def progress(order: np.ndarray, lengths: np.ndarray, owners: np.ndarray, replica
         done[owner] += lengths[order[i]]
         parts[i] = done[owner] / max(totals[owner], 1.0)
     return parts
-
-
-@_compiled
-def best_fit_decreasing(sizes: np.ndarray, starts: np.ndarray, capacities: np.ndarray) -> np.ndarray:
-    """Pack items, largest first, each into the fullest pack with room for it; returns the pack of each, int32.
-
-    Those of replica r are `sizes[starts[r]:starts[r + 1]]`, descending and at most `capacities[r]`; its packs are
-    numbered from 0. Rooms are found by bits: an item costs about the same however many packs are open.
-    """
-    widest = capacities.max()
-    packs, below = np.empty(len(sizes), np.int32), np.empty(len(sizes), np.int32)
-    room_of = np.empty(len(sizes), np.int32)
-    newest = np.full(widest + 1, -1, np.int32)  # of the packs with this much room left; the others lie `below` it
-    rooms = np.zeros(widest // 64 + 1, np.uint64)  # a bit for each room that some pack has left
-    words = np.zeros(len(rooms) // 64 + 1, np.uint64)  # a bit for each word of `rooms` that is not 0
-    for replica in range(len(capacities)):
-        count = 0
-        for i in range(starts[replica], starts[replica + 1]):
-            room = _next_room(rooms, words, sizes[i])
-            if room < 0:
-                room, pack = capacities[replica], count
-                count += 1
-            else:
-                pack = newest[room]
-                newest[room] = below[pack]
-                if newest[room] < 0:
-                    rooms[room // 64] ^= _bit(room)
-                    if rooms[room // 64] == 0:
-                        words[room // 4096] ^= _bit(room // 64)
-            packs[i] = pack
-            room -= sizes[i]
-            rooms[room // 64] |= _bit(room)
-            words[room // 4096] |= _bit(room // 64)
-            below[pack], newest[room], room_of[pack] = newest[room], pack, room
-        for pack in range(count):
-            newest[room_of[pack]] = -1
-            rooms[room_of[pack] // 64] = 0
-        words[:] = 0
-    return packs
-
-
-@_compiled
-def _bit(index: int) -> np.uint64:
-    return np.uint64(1) << np.uint64(index % 64)
-
-
-@_compiled
-def _next_room(rooms: np.ndarray, words: np.ndarray, size: int) -> int:
-    """The smallest room >= `size` that a pack has left, or -1."""
-    found = rooms[size // 64] & ~(_bit(size) - np.uint64(1))
-    if found:
-        return size // 64 * 64 + _lowest(found)
-    word = size // 64 + 1
-    if word >= len(rooms):
-        return -1
-    group = word // 64
-    found = words[group] & ~(_bit(word) - np.uint64(1))
-    while not found:
-        group += 1
-        if group == len(words):
-            return -1
-        found = words[group]
-    word = group * 64 + _lowest(found)
-    return word * 64 + _lowest(rooms[word])
-
-
-@_compiled
-def _lowest(bits: np.uint64) -> int:
-    """The number of the lowest bit set; there is one."""
-    number = 0
-    for width in (32, 16, 8, 4, 2, 1):
-        if not bits & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)):
-            bits >>= np.uint64(width)
-            number += width
-    return number
 
 
 @_compiled

@@ -5,20 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
+from typing import Any
 
 import numpy as np
 
-from hvd_novel.sharding import kernels
+from hvd_novel.sharding import bins
 from hvd_novel.sharding.cost import TOKENS, Cost
 from hvd_novel.sharding.spans import Span
 from hvd_novel.sharding.strategies import cut, deal
+
+
+class Dealt(Sequence[list[list[Span]]]):
+    """The packs of each replica, all spans as columns; a replica's are listed when it asks for them.
+
+    `columns` int32 [3, spans] are document, start and stop; `packs` int64 [packs + 1] says where each pack begins, and
+    `replicas` int64 [replicas + 1] with which pack each replica.
+    """
+
+    def __init__(self, columns: np.ndarray, packs: np.ndarray, replicas: np.ndarray) -> None:
+        self._columns, self._packs, self._replicas = self._arrays = (columns, packs, replicas)
+
+    def __len__(self) -> int:
+        return len(self._replicas) - 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dealt) and all(map(np.array_equal, self._arrays, other._arrays))
+
+    def __getitem__(self, replica: Any) -> Any:
+        """The packs of one replica: a list of spans for each."""
+        first, last = self._replicas[range(len(self))[replica] :][:2]
+        bounds = self._packs[first : last + 1]
+        columns = self._columns[:, bounds[0] : bounds[-1]].tolist()
+        spans: list[Span] = list(map(tuple.__new__, repeat(Span), zip(*columns, strict=True)))  # twice as fast as Span
+        return [spans[start:stop] for start, stop in pairwise((bounds - bounds[0]).tolist())]
 
 
 @dataclass(frozen=True)
 class Packed:
     """Spans in packs; see `StepPlan`."""
 
-    packs: list[list[list[Span]]]
+    packs: Dealt
     costs: list[list[float]]
     columns: np.ndarray
     """The same as int32 [5, spans]: replica, pack, document, start, stop."""
@@ -42,26 +68,11 @@ def pack(
     spans = cut(documents, lengths, min(chunk or min(caps), min(caps)))
     costs = cost.of(spans.lengths)
     owner = deal(spans, costs, len(caps), strategy, owners)
-    grouped = np.argsort(owner, kind="stable")  # each replica's spans together, still longest first
-    starts = np.searchsorted(owner[grouped], np.arange(len(caps) + 1))
-    number = np.empty(len(owner), np.int32)
-    number[grouped] = kernels.best_fit_decreasing(spans.lengths[grouped], starts, np.array(caps, np.int64))
-    order = np.argsort(owner.astype(np.int64) << 32 | number, kind="stable")
-    columns = np.stack([column[order] for column in (owner, number, spans.document, spans.start, spans.stop)])
-    return _listed(columns, costs[order], len(caps))
-
-
-def _listed(columns: np.ndarray, costs: np.ndarray, replicas: int) -> Packed:
-    owner, number = columns[:2]
-    changes = (np.diff(owner) != 0) | (np.diff(number) != 0)
-    bounds = np.flatnonzero(np.concatenate([[True], changes, [True]])) if len(owner) else np.zeros(1, np.int64)
-    triples = zip(*(column.tolist() for column in columns[2:]), strict=True)
-    spans: list[Span] = list(map(tuple.__new__, repeat(Span), triples))  # twice as fast as calling Span
-    packs = [spans[first:last] for first, last in pairwise(bounds.tolist())]
-    sums = np.add.reduceat(costs, bounds[:-1]).tolist() if packs else []
-    of_replica = np.searchsorted(owner[bounds[:-1]], np.arange(replicas + 1)).tolist()
+    items, number, packs, replicas = bins.packed(owner, spans.lengths, np.array(caps, np.int64))
+    columns = np.stack([owner[items], number, spans.document[items], spans.start[items], spans.stop[items]])
+    sums = np.add.reduceat(costs[items], packs[:-1]).tolist() if len(items) else []
     return Packed(
-        packs=[packs[first:last] for first, last in pairwise(of_replica)],
-        costs=[sums[first:last] for first, last in pairwise(of_replica)],
+        packs=Dealt(columns[2:], packs, replicas),
+        costs=[sums[first:last] for first, last in pairwise(replicas.tolist())],
         columns=columns,
     )

@@ -44,7 +44,7 @@ class StepPlan:
     epoch: int
     documents: np.ndarray = field(compare=False)  # the checksum covers them
     """The documents of the step, int32, ascending; empty ones are among them, but in no pack."""
-    packs: list[Packs]
+    packs: Sequence[Packs]
     """packs[replica][i]: the spans of that replica's i-th pack; a replica may have none."""
     costs: list[list[float]]
     """costs[replica][i]: the modelled cost of that pack."""
@@ -100,14 +100,12 @@ class Plan:
         """
         if len(caps) == 0 or min(caps) < 1:
             raise ValueError(f"caps must be positive, one for each replica: {list(caps)}")
-        epoch, index = divmod(step, self.steps_per_epoch)
-        self._enter(epoch, len(caps))
-        documents = self._order.values[self._bounds[index] : self._bounds[index + 1]]
+        documents = self.documents(step, len(caps))
         packed = pack(
             documents,
             self.lengths,
             caps,
-            chunk=self.curriculum.longest(step) if self.curriculum else None,
+            chunk=self.longest_span(step, caps),
             cost=self.cost,
             strategy=self.strategy,
             owners=self._owners,
@@ -116,7 +114,7 @@ class Plan:
         lengths = self.lengths[documents].astype(np.int64)
         trained = np.maximum(lengths - np.maximum(self.context[documents], 1), 0)
         return StepPlan(
-            epoch=epoch,
+            epoch=step // self.steps_per_epoch,
             documents=documents,
             packs=packed.packs,
             costs=packed.costs,
@@ -124,6 +122,17 @@ class Plan:
             trained_tokens=int(trained.sum()),
             checksum=zlib.crc32(packed.columns.tobytes(), zlib.crc32(documents.tobytes())) & 0xFFFFF,
         )
+
+    def documents(self, step: int, replicas: int) -> np.ndarray:
+        """The documents of `step` in the order of the epoch, int32; a view that the next epoch writes over."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        self._enter(epoch, replicas)
+        return self._order.values[self._bounds[index] : self._bounds[index + 1]]
+
+    def longest_span(self, step: int, caps: Sequence[int]) -> int:
+        """Tokens that a span of `step` has at most."""
+        limit = self.curriculum.longest(step) if self.curriculum else None
+        return min(limit or min(caps), min(caps))
 
     def state_dict(self) -> dict[str, Any]:
         """What a run changes, or must not change, in its plan, as JSON values."""

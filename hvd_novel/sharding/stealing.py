@@ -39,4 +39,5 @@ class Claims:
 def costliest_first(planned: StepPlan) -> list[list[Span]]:
     """The packs of all replicas by falling cost, in one order on all ranks."""
     packs = [(-cost, replica, index) for replica, costs in enumerate(planned.costs) for index, cost in enumerate(costs)]
-    return [planned.packs[replica][index] for _, replica, index in sorted(packs)]
+    listed = list(planned.packs)
+    return [listed[replica][index] for _, replica, index in sorted(packs)]

@@ -1,6 +1,7 @@
 """How the spans of a step go to replicas.
 
-cost     longest processing time on modelled cost (the default): equal cost on every replica in every step
+cost     longest processing time on modelled cost, then exchanges between replicas (the default): equal cost on every
+         replica in every step
 token    the same on tokens
 random   documents one after another in the epoch's random order, each to the next replica: what a plain
          distributed sampler does
@@ -50,7 +51,10 @@ def deal(spans: Spans, costs: np.ndarray, replicas: int, strategy: str, owners: 
     if strategy == "greedy":
         assert owners is not None
         return owners[spans.document]
-    return kernels.longest_processing_time(costs if strategy == "cost" else spans.lengths.astype(np.float64), replicas)
+    weights = costs if strategy == "cost" else spans.lengths.astype(np.float64)
+    owner = kernels.longest_processing_time(weights, replicas)
+    kernels.even_out(weights, owner, replicas)
+    return owner
 
 
 def greedy_owners(lengths: np.ndarray, replicas: int) -> np.ndarray:

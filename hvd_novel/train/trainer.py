@@ -175,7 +175,7 @@ class Trainer:
             "tokens": planned.tokens,
             "trained_tokens": planned.trained_tokens,
             "total_trained_tokens": self.total_trained_tokens,
-            "packs": sum(len(packs) for packs in planned.packs),
+            "packs": sum(map(len, planned.costs)),
             "bytes_sent": int(bytes_sent),
             "compression_ratio": bytes_dense / bytes_sent if bytes_sent else 1.0,
             "seconds": seconds,
