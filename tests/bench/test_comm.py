@@ -1,0 +1,49 @@
+"""The benchmark of the exchange."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hvd_novel.bench.coding import CODECS, passes
+from tests.launch import hvd_novel
+
+
+@pytest.mark.timeout(300)
+def test_exchanges_on_two_ranks() -> None:
+    done = hvd_novel(
+        *("bench", "comm", "--elements", "1500000", "--bucket", "1", "--bucket", "8", "--steps", "1"),
+        *("--scheme", "none", "--scheme", "fp16", "--scheme", "onebit", "--json"),
+        launcher="mpirun",
+        ranks=2,
+    )
+    assert done.code == 0, done.output
+    report = json.loads(next(line for line in done.output.splitlines() if line.startswith("{")))
+    assert (report["ranks"], report["elements"]) == (2, 1_500_000)
+    assert report["bytes_per_second"] > 0
+    rows = {(row["scheme"], row["bucket_mib"]): row for row in report["exchanges"]}
+    assert len(rows) == 6
+    for mib in (1.0, 8.0):
+        assert rows["none", mib]["against_none"] == 1.0
+        assert rows["none", mib]["bytes_sent"] == 4 * 1_500_000
+        assert rows["fp16", mib]["bytes_sent"] == pytest.approx(2 * 1_500_000, rel=1e-4)
+        assert rows["onebit", mib]["bytes_sent"] == pytest.approx(1_500_000 / 8, rel=1e-2)
+        assert all(row["seconds"] > 0 and row["wire_seconds"] > 0 for row in rows.values())
+    assert report["coding"].keys() == {"copy", *CODECS}
+
+
+def test_mistakes() -> None:
+    alone = hvd_novel("bench", "comm")
+    assert alone.code == 2
+    assert "start this under a launcher" in alone.output
+    unknown = hvd_novel("bench", "comm", "--scheme", "telepathy")
+    assert unknown.code == 2
+    assert "no scheme is called telepathy" in unknown.output
+
+
+def test_coding_counts_copies() -> None:
+    for name, row in passes(100_000, 3).items():
+        if name != "copy":
+            assert row["both"] == pytest.approx(row["encode"] + row["decode"])
+            assert row["decode"] > 0
