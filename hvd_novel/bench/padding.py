@@ -35,10 +35,15 @@ EVEN: Draw = partial(lognormal, median=2000, sigma=0.35, shortest=300, longest=1
 def measure(draws: dict[str, Draw], *, rounds: int) -> list[dict[str, Any]]:
     """A row for each source of lengths, over `rounds` times two batches of as many documents as fill a pack.
 
-    ``lengths``, ``variation`` (standard deviation / mean), ``batch`` (documents), ``padding`` (share of padded
-    batches), ``clock`` and ``processor``: packed / padded tokens a second, median of rounds.
+    On one thread. ``lengths``, ``variation`` (standard deviation / mean), ``batch`` (documents), ``padding`` (share of
+    padded batches), ``clock`` and ``processor``: packed / padded tokens a second, median of rounds.
     """
-    return [_compare(name, draw, rounds) for name, draw in draws.items()]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [_compare(name, draw, rounds) for name, draw in draws.items()]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _compare(name: str, draw: Draw, rounds: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def balance(draw: Draw, *, ranks: int, cap: int, packs: int, steps: int) -> dict
     * ``padding``: see `forecast.padding`
     """
     step_tokens = int(FILL * packs * ranks * cap)
-    lengths = draw(int(steps * step_tokens / draw(100_000).mean()) + 1)
+    lengths = _enough(draw, steps * step_tokens)
     caps = [cap] * ranks
     plan = make_plan(lengths, step_tokens)
     epoch = range(plan.steps_per_epoch)
@@ -79,6 +79,11 @@ def balance(draw: Draw, *, ranks: int, cap: int, packs: int, steps: int) -> dict
         "shuffle_ratio": shuffle_ratio(plan, ranks),
         "padding": asdict(padding(plan, caps, epoch)),
     }
+
+
+def _enough(draw: Draw, tokens: int) -> np.ndarray:
+    """Lengths that add up to about `tokens`, rather one per cent more than less."""
+    return draw(int(1.01 * tokens / draw(100_000).mean()) + 1)
 
 
 def _figures(figures: Forecast, random: Forecast) -> dict[str, float]:
@@ -112,7 +117,7 @@ def shuffle_ratio(plan: Plan, ranks: int) -> float:
 def stealing(draw: Draw, *, ranks: int, cap: int, packs: int, steps: int) -> dict[str, dict[str, float]]:
     """How busy ranks are in each of `pulling.WAYS`, with equal speeds to 5 %, and with one rank 1.2 times as slow."""
     step_tokens = int(FILL * packs * ranks * cap)
-    lengths = draw(int(steps * step_tokens / draw(100_000).mean()) + 1)
+    lengths = _enough(draw, steps * step_tokens)
     costs = {}
     for strategy in ("random", "cost"):
         plan = make_plan(lengths, step_tokens, strategy)
@@ -144,9 +149,10 @@ def balance_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Rows of `balance`."""
     table = Table(
         title="ranks busy, mean of steps (cost: lowest step in brackets)",
-        caption="possible: more is not to be had from these samples. gain: throughput of cost / of random.",
+        caption="possible: more is not to be had from these samples. gain: throughput of cost / of random. "
+        "shuffle: 1 if steps are random samples. padding: of padded batches.",
     )
-    for column in ("lengths", "ranks", "cap", *STRATEGIES, "possible", "gain", "shuffle ratio", "padding avoided"):
+    for column in ("lengths", "ranks", "cap", *STRATEGIES, "possible", "gain", "shuffle", "padding"):
         table.add_column(column, justify="left" if column == "lengths" else "right")
     for row in rows:
         found = row["strategies"]

@@ -20,6 +20,7 @@ from hvd_novel import comm
 from hvd_novel.bench.lengths import lognormal
 from hvd_novel.bench.small_model import COMPUTE, small_model
 from hvd_novel.corpus.store import StoreSplit, TokenStore
+from hvd_novel.errors import UserError
 from hvd_novel.sharding.cost import Cost, Measured, best_fit, from_model
 from hvd_novel.sharding.packing import Pack, packs_of
 from hvd_novel.sharding.plan import Plan
@@ -47,9 +48,11 @@ def measure(path: Path, *, steps: int, width: int) -> dict[str, Any] | None:
       rank waits, mean over ranks and steps; ``against_random``: ratio of these; ``slowest``: what slowest ranks
       computed, all steps together, / the same under `random`
 
-    Processor time is what a rank would take if the cores were its own. Raises UserError for what is no store.
+    Processor time is what a rank would take if the cores were its own. Raises UserError for what is no store, and
+    on a single rank.
     """
-    comm.init(deterministic=False)
+    if not comm.launched() or comm.init(deterministic=False).size == 1:
+        raise UserError("a rank alone waits for nobody; start this under mpirun or horovodrun, with two ranks or more")
     store = comm.together(lambda: TokenStore.open(path, verify=False), "bench.store")
     bench = _Bench(store, width)
     initial = from_model(bench.model, _CAP)

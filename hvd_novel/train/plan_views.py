@@ -54,7 +54,7 @@ def _strategies(report: dict[str, Any]) -> Table:
         title="how evenly ranks are loaded, by strategy",
         caption=f"slowest: largest cost of a rank / mean. No strategy can be busy for more than {limit:.1%}.",
     )
-    for column in ("strategy", "busy, mean", "worst 5 %", "worst", "slowest, mean", "95 %", "max", "packs of a rank"):
+    for column in ("strategy", "busy, mean", "worst 5 %", "worst", "slowest, mean", "95 %", "max", "packs a rank"):
         table.add_column(column, justify="left" if column == "strategy" else "right")
     for name, row in report["strategies"].items():
         busy, slowest, packs = row["utilisation"], row["slowest"], row["packs"]
@@ -62,7 +62,7 @@ def _strategies(report: dict[str, Any]) -> Table:
             name,
             *(f"{busy[key]:.1%}" for key in ("mean", "p05", "min")),
             *(f"{slowest[key]:.2f}" for key in ("mean", "p95", "max")),
-            f"{packs['min']} to {packs['max']}, mean {packs['mean']:.1f}",
+            f"{packs['min']}-{packs['max']}, {packs['mean']:.1f}",
         )
     return table
 
