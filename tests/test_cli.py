@@ -12,6 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hvd_novel.corpus.store import TokenStore
+from hvd_novel.errors import UserError
+from hvd_novel.train.run import _find_checkpoint, load_config
+from hvd_novel.train.run_folder import RunFolder
 from tests.conftest import MODEL, STORIES
 from tests.distributed.test_resume import wait_for_step
 from tests.launch import HVD_NOVEL, Finished, hvd_novel, kill, start
@@ -174,6 +178,13 @@ def test_a_run_folder_of_another_configuration_is_refused(finished_run: Path, tm
     done = hvd_novel("train", config, "optimizer.lr=0.1", "log.every=3")
     assert_mistake(done, "belongs to a run of another configuration", "optimizer.lr: 0.003 there, 0.1 now")
     assert "log.every" not in done.output, "what does not change the result may differ"
+
+
+def test_a_run_on_a_changed_store_is_refused(finished_run: Path, store: Path) -> None:
+    """The same path, and other novels in it by now."""
+    changed = TokenStore(store, {**TokenStore.open(store).header, "fingerprint": "0" * 64})
+    with pytest.raises(UserError, match="is not the one that .*step-00000012 was trained on"):
+        _find_checkpoint(load_config(finished_run / "config.yaml", []), RunFolder(finished_run), changed)
 
 
 def test_a_diverged_run_fails_and_says_why(write_config: WriteConfig, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ on caps, and, but for the strategy `greedy`, not on the number of replicas.
 
 Two levels. A step takes the next contiguous slice of the epoch's order, sized by the token budget. Inside it
 documents longer than the smallest cap are cut into spans, spans go to replicas longest first, each to the least
-loaded, and best-fit-decreasing packs them inside a replica.
+loaded, replicas exchange some until they are even, and best-fit-decreasing packs them inside a replica.
 """
 
 from __future__ import annotations

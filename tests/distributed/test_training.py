@@ -142,3 +142,11 @@ def test_plans_in_shared_memory(launcher: str, memory: str, write_config: Callab
     finished = run(["python", str(worker), str(write_config())], launcher=launcher, ranks=2)
     assert finished.code == 0, finished.output
     assert f"all well in {memory}" in finished.output
+
+
+def test_corpora_that_are_hardly_there(store: Path) -> None:
+    """Fewer documents than ranks, one, empty ones, as long as a cap or one token longer: no rank waits for ever."""
+    worker = Path(__file__).with_name("edge_worker.py")
+    finished = run(["python", str(worker), str(store)], launcher="mpirun", ranks=3)
+    assert finished.code == 0, finished.output
+    assert "7 corpora trained on 3 ranks" in finished.output
