@@ -34,8 +34,8 @@ class TopK(Codec):
     `momentum` > 0 makes momentum on each rank before entries are chosen and forgets it where they were sent (momentum
     correction and masking); the optimizer behind must then have none of its own.
 
-    Plain top-k in front of Adam costs quality even with warm-up (4 % of validation loss in a small language model at
-    density 0.01), because entries that are sent rarely arrive in lumps that inflate the variance: see `TopKAdam`.
+    Plain top-k in front of Adam costs quality even with warm-up, because entries that are sent rarely arrive in lumps
+    that inflate the variance: see `TopKAdam`.
     """
 
     error_feedback = True
