@@ -22,8 +22,10 @@ from hvd_novel.errors import UserError
 class SharedArray:
     """An array that the ranks of a node hold in common; see `shared_array`."""
 
-    def __init__(self, values: np.ndarray, leader: bool, name: str) -> None:
+    def __init__(self, values: np.ndarray, leader: bool, name: str, *, alone: bool = False) -> None:
         self.values, self._leader, self._name = values, leader, name
+        self.alone = alone
+        """Whether this process is the only one of the job."""
 
     def fill(self, write: Callable[[np.ndarray], None]) -> None:
         """Let one rank of each node `write` to `values`, when no rank needs what they were; all wait for it."""
@@ -41,7 +43,7 @@ def shared_array(count: int, dtype: type, name: str) -> SharedArray:
     """
     size = max(1, count * np.dtype(dtype).itemsize)
     if not hvd.is_initialized() or hvd.size() == 1:
-        return SharedArray(np.zeros(count, dtype), True, name)
+        return SharedArray(np.zeros(count, dtype), True, name, alone=True)
     mpi, fault = usable_mpi() if hvd.mpi_enabled() else (None, "the job runs without MPI")
     if not fault:
         memory, leader = _window(mpi, size)

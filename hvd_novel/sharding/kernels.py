@@ -12,6 +12,7 @@ import numba
 import numpy as np
 
 _compiled = numba.njit(cache=True, nogil=True)
+_CHUNK = 4096  # documents whose buckets are found at a time
 
 
 @_compiled
@@ -24,13 +25,93 @@ def mixed(seed: int, index: int) -> np.uint64:
 
 
 @_compiled
-def shuffled(order: np.ndarray, seed: int) -> None:
-    """Write a random permutation of all documents to `order` (Fisher and Yates)."""
-    for i in range(len(order)):
-        order[i] = i
-    for i in range(len(order) - 1, 0, -1):
-        j = np.int64(mixed(seed, i) % np.uint64(i + 1))
-        order[i], order[j] = order[j], order[i]
+def _random_key(document: int, low: int, high: int) -> np.uint32:
+    """32 random bits, different for different documents: every step of the way can be undone.
+
+    `low` and `high` are the halves of a seed that is random itself: close ones give related keys.
+    """
+    word = np.uint32(np.uint32(document) * np.uint32(np.uint32(2) * high + np.uint32(1)))
+    word = np.uint32(word ^ low)
+    for _ in range(2):  # casts, because Numba's products of 32-bit integers have 64
+        word = np.uint32(np.uint32(word ^ (word >> 16)) * np.uint32(0x7FEB352D))
+        word = np.uint32(np.uint32(word ^ (word >> 15)) * np.uint32(0x846CA68B))
+        word = np.uint32(word ^ (word >> 16))
+    return word
+
+
+@_compiled
+def _find_buckets(begin: int, low: int, high: int, shift: int, buckets: np.ndarray) -> None:
+    """Write the buckets, the highest bits of their keys, of the documents from `begin` on to `buckets`, uint16."""
+    for i in range(len(buckets)):
+        buckets[i] = np.uint64(_random_key(begin + i, low, high)) >> np.uint64(shift)
+
+
+@_compiled
+def weigh_buckets(
+    lengths: np.ndarray, most: int, low: int, high: int, shift: int, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(bucket of each document, uint16; tokens, as `weigh` counts them, and documents before each of `count` buckets
+    and of all, int64 [count + 1] each).
+    """
+    sums = np.zeros((count + 1, 2), np.int64)  # side by side, as both of a bucket change together
+    buckets = np.empty(len(lengths), np.uint16)
+    for begin in range(0, len(lengths), _CHUNK):
+        part, into = lengths[begin : begin + _CHUNK], buckets[begin : begin + _CHUNK]
+        _find_buckets(begin, low, high, shift, into)
+        for i in range(len(part)):
+            sums[np.int64(into[i]) + 1, 0] += min(np.int64(part[i]), most)
+            sums[np.int64(into[i]) + 1, 1] += 1
+    return buckets, sums[:, 0].cumsum(), sums[:, 1].cumsum()
+
+
+@_compiled
+def in_buckets(buckets: np.ndarray, first: int, last: int, count: int) -> np.ndarray:
+    """The `count` documents whose buckets are `first` to `last`, int32, ascending."""
+    found = np.empty(count + 1, np.int32)  # what does not count is overwritten
+    at = 0
+    for document in range(len(buckets)):
+        found[at] = document
+        at += (buckets[document] >= first) & (buckets[document] <= last)
+    return found[:count]
+
+
+@_compiled
+def group(order: np.ndarray, buckets: np.ndarray, places: np.ndarray) -> None:
+    """Write all documents to `order` by bucket; `places` are where each bucket begins, and are moved to their ends."""
+    for document in range(len(order)):
+        bucket = buckets[document]
+        order[places[bucket]] = document
+        places[bucket] += 1
+
+
+@_compiled
+def sort_buckets(order: np.ndarray, low: int, high: int, starts: np.ndarray) -> None:
+    """Bring the documents of each bucket, which begin at `starts`, into the order of their keys."""
+    for bucket in range(len(starts) - 1):
+        part = order[starts[bucket] : starts[bucket + 1]]
+        part[:] = part[np.argsort(_keys(part, low, high))]
+
+
+@_compiled
+def _keys(documents: np.ndarray, low: int, high: int) -> np.ndarray:
+    keys = np.empty(len(documents), np.uint32)
+    for i in range(len(documents)):
+        keys[i] = _random_key(documents[i], low, high)
+    return keys
+
+
+@_compiled
+def in_key_order(
+    documents: np.ndarray, lengths: np.ndarray, most: int, low: int, high: int, before: int, after: int, until: int
+) -> np.ndarray:
+    """Those `documents`, by key, that end beyond token `after` and not beyond `until`; `before` tokens precede them."""
+    ordered = documents[np.argsort(_keys(documents, low, high))]
+    begin, end, tokens = 0, 0, np.int64(before)
+    for document in ordered:
+        tokens += min(np.int64(lengths[document]), most)
+        begin += tokens <= after
+        end += tokens <= until
+    return ordered[begin:end]
 
 
 @_compiled
@@ -45,7 +126,7 @@ def weigh(lengths: np.ndarray, most: int) -> tuple[int, int]:
 
 
 @_compiled
-def _end_of_step(step: int, steps: int, total: int) -> int:
+def end_of_step(step: int, steps: int, total: int) -> int:
     """First token that lies beyond `step` when `total` are cut into `steps` equal parts: no product overflows."""
     whole, rest = total // steps, total % steps
     return (step + 1) * whole + -(-((step + 1) * rest) // steps)
@@ -57,13 +138,13 @@ def step_bounds(order: np.ndarray, lengths: np.ndarray, most: int, steps: int, t
     bounds = np.empty(steps + 1, np.int64)
     bounds[0] = 0
     step, tokens = 0, np.int64(0)
-    limit = _end_of_step(step, steps, total)
+    limit = end_of_step(step, steps, total)
     for i in range(len(order)):
         tokens += min(np.int64(lengths[order[i]]), most)
         while tokens > limit:
             step += 1
             bounds[step] = i
-            limit = _end_of_step(step, steps, total)
+            limit = end_of_step(step, steps, total)
     bounds[step + 1 :] = len(order)
     return bounds
 
@@ -204,7 +285,7 @@ def interleaved(
     """
     left, credit, share = starts[1:] - starts[:-1], np.zeros(3), np.zeros(3)
     step, phase, tokens = 0, -1, np.int64(0)
-    limit = _end_of_step(step, steps, total)
+    limit = end_of_step(step, steps, total)
     for i in range(len(order)):
         now = np.int64(first_step + step >= phase_starts[0]) + np.int64(first_step + step >= phase_starts[1])
         if now != phase:
@@ -225,4 +306,4 @@ def interleaved(
         tokens += min(np.int64(lengths[order[i]]), most)
         while tokens > limit:
             step += 1
-            limit = _end_of_step(step, steps, total)
+            limit = end_of_step(step, steps, total)

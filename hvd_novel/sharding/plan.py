@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from hvd_novel.errors import UserError
 from hvd_novel.sharding import kernels
 from hvd_novel.sharding.cost import TOKENS, Cost
 from hvd_novel.sharding.curriculum import Curriculum
+from hvd_novel.sharding.order import KeyOrder
 from hvd_novel.sharding.packer import pack
 from hvd_novel.sharding.spans import Span
 from hvd_novel.sharding.strategies import STRATEGIES, consumed_together, greedy_owners
@@ -64,7 +65,8 @@ class Plan:
     document of more tokens has a step almost to itself. `cost` may be replaced between steps, alike on all ranks.
     Raises UserError if there is nothing to train.
 
-    The epoch's order lies in memory that the ranks of a node share: all ranks must ask for the same steps.
+    The epoch's order lies in memory that the ranks of a node share: with a curriculum or the strategy `greedy` from
+    the epoch's first step on, which all ranks must ask for together; otherwise from `settle` on.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class Plan:
         self.strategy, self.cost, self.curriculum = strategy, cost, curriculum
         # A slice not shorter than the longest document holds the end of at least one: no step is empty.
         self.steps_per_epoch = int(max(1, min(-(-self._total // step_tokens), self._total // largest)))
-        self._order = comm.shared_array(len(lengths), np.int32, "plan.order")
+        self._shared = comm.shared_array(len(lengths), np.int32, "plan.order")
         self._entered: tuple[int, int] | None = None
+        self._order: KeyOrder | None = None
         self._bounds = np.empty(0, np.int64)
         self._owners: np.ndarray | None = None
 
@@ -124,10 +127,24 @@ class Plan:
         )
 
     def documents(self, step: int, replicas: int) -> np.ndarray:
-        """The documents of `step` in the order of the epoch, int32; a view that the next epoch writes over."""
+        """The documents of `step` in the order of the epoch, int32; may be a view that the next epoch writes over."""
         epoch, index = divmod(step, self.steps_per_epoch)
         self._enter(epoch, replicas)
-        return self._order.values[self._bounds[index] : self._bounds[index + 1]]
+        if self._order is not None:
+            documents = self._order.documents(index)
+            if self._shared.alone:
+                self.settle()
+            return documents
+        return self._shared.values[self._bounds[index] : self._bounds[index + 1]]
+
+    def settle(self) -> None:
+        """Lay out the order of the epoch of the last step, so that its other steps are planned fast.
+
+        To be called by all ranks together, when none of them plans a step of another epoch. A process that is alone
+        does it by itself.
+        """
+        if self._order is not None:
+            self._order.settle(self._fill)
 
     def longest_span(self, step: int, caps: Sequence[int]) -> int:
         """Tokens that a span of `step` has at most."""
@@ -151,29 +168,37 @@ class Plan:
             return
         if self.strategy == "greedy" and (self._entered is None or key[1] != self._entered[1]):
             self._owners = greedy_owners(self.lengths, replicas)
-        self._order.fill(lambda order: self._write_order(order, epoch, replicas))
-        self._bounds = kernels.step_bounds(
-            self._order.values, self.lengths, self.step_tokens, self.steps_per_epoch, self._total
-        )
+        seed = epoch_seed(self.seed, epoch)
+        order = KeyOrder(self.lengths, seed=seed, most=self.step_tokens, steps=self.steps_per_epoch, total=self._total)
+        if self.curriculum is None and self._owners is None:
+            self._order = order
+        else:
+            self._fill(lambda values: self._arrange(values, order, seed, epoch * self.steps_per_epoch, replicas))
+            self._bounds = kernels.step_bounds(
+                self._shared.values, self.lengths, self.step_tokens, self.steps_per_epoch, self._total
+            )
         self._entered = key
 
-    def _write_order(self, order: np.ndarray, epoch: int, replicas: int) -> None:
-        seed = _seed(self.seed, epoch)
-        kernels.shuffled(order, seed)
+    def _fill(self, write: Callable[[np.ndarray], None]) -> np.ndarray:
+        self._shared.fill(write)
+        return self._shared.values
+
+    def _arrange(self, values: np.ndarray, order: KeyOrder, seed: int, first_step: int, replicas: int) -> None:
+        order.write(values)
         if self.curriculum:
             self.curriculum.arrange(
-                order,
+                values,
                 self.lengths,
                 seed=seed,
                 most=self.step_tokens,
                 steps=self.steps_per_epoch,
                 total=self._total,
-                first_step=epoch * self.steps_per_epoch,
+                first_step=first_step,
             )
         if self._owners is not None:
-            consumed_together(order, self.lengths, self._owners, replicas)
+            consumed_together(values, self.lengths, self._owners, replicas)
 
 
-def _seed(seed: int, epoch: int) -> int:
+def epoch_seed(seed: int, epoch: int) -> int:
     """63 random bits for an epoch."""
     return int.from_bytes(hashlib.sha256(f"{seed} {epoch}".encode()).digest()[:8], "little") >> 1

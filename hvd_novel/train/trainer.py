@@ -158,6 +158,7 @@ class Trainer:
             "train.step",
         )
         self._check_plan(*map(int, counts[:2]))
+        self.plan.settle()
         if tights:
             self._agree_on_caps()
         self.preempted = signalled > 0

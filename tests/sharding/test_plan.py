@@ -169,7 +169,7 @@ def test_tokens_and_cost_are_balanced_by_different_strategies() -> None:
         tokens = [sum(s.stop - s.start for spans in packs for s in spans) for packs in step.packs]
         costs = [sum(costs) for costs in step.costs]
         spread[strategy] = (max(tokens) / np.mean(tokens), max(costs) / np.mean(costs))
-    assert spread["token"][0] < 1.001 < 1.01 < spread["cost"][0]
+    assert spread["token"][0] < 1.005 < 1.01 < spread["cost"][0]
     assert spread["cost"][1] < 1.01 < 1.03 < spread["token"][1]
 
 
@@ -247,7 +247,7 @@ def test_a_plan_never_changes() -> None:
     lengths = (np.arange(200) * 7919 % 293).astype(np.int32)
     plan = make(lengths, 900, seed=5, cost=COST)
     steps = [plan.step(step, [200, 250, 300]) for step in (0, 7, plan.steps_per_epoch)]
-    assert [step.checksum for step in steps] == [818790, 729142, 26945]
+    assert [step.checksum for step in steps] == [1017415, 360246, 816698]
 
 
 def test_no_tokens_are_refused() -> None:
