@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 app = typer.Typer(no_args_is_help=True, help="Measure, and print ratios.")
+_WIDTH = 120  # of tables, also where the output is no terminal
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of a table.")]
 
 
@@ -155,7 +156,7 @@ def _print(found: dict[str, Any], tables: list[Table], as_json: bool) -> None:
         print(json.dumps(found))
         return
     for table in tables:
-        Console().print(table)
+        Console(width=max(_WIDTH, Console().width)).print(table)
 
 
 def _log(line: str) -> None:
