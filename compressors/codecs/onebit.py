@@ -56,10 +56,12 @@ class OneBit(Codec):
         """`magnitudes`: the sums of the magnitudes of the tensors of all slices, where they are known."""
         if magnitudes is None:
             return super().encode_slices(values, frame)
-        payloads, known = [], iter(magnitudes)
-        for piece, part in zip(frame.slices(), values.split([piece.numel for piece in frame.slices()]), strict=True):
-            payloads.append(self.encode_error(part, piece, list(itertools.islice(known, len(piece.sizes)))))
-        return payloads
+        pieces, known = frame.slices(), iter(magnitudes)
+        parts = values.split([piece.numel for piece in pieces])
+        return [
+            self.encode_error(part, piece, list(itertools.islice(known, len(piece.sizes))))
+            for part, piece in zip(parts, pieces, strict=True)
+        ]
 
     def nbytes(self, frame: Frame) -> int:
         return 4 * len(frame.sizes) + -(-frame.numel // 8)
