@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hvd_novel.sharding import kernels
+from hvd_novel.sharding import dealing
 from hvd_novel.sharding.plan import Plan
 
 
@@ -82,8 +82,8 @@ def least_makespan(costs: np.ndarray, replicas: int) -> float:
 def _spans(plan: Plan, step: int, caps: Sequence[int]) -> np.ndarray:
     """Tokens of the spans of a step, documents in the order of the epoch, int32 [spans]."""
     documents = plan.documents(step, len(caps))
-    _, start, stop = kernels.cut(documents, plan.lengths, plan.longest_span(step, caps))
-    return stop - start
+    _, start, stop, turn = dealing.cut(documents, plan.lengths, plan.longest_span(step, caps))
+    return (stop - start)[np.argsort(turn, kind="stable")]
 
 
 @dataclass(frozen=True)

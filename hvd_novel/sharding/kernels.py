@@ -1,12 +1,10 @@
-"""Compiled loops over documents: shuffling, slicing into steps, cutting, dealing.
+"""Compiled loops over the documents of an epoch: shuffling, slicing into steps.
 
 `lengths` are int32 [documents] tokens of all documents; `order` and `documents` are document numbers, int32. All are
 deterministic: no result depends on threads, on the machine, or on a library's random generator.
 """
 
 from __future__ import annotations
-
-import heapq
 
 import numba
 import numpy as np
@@ -62,6 +60,19 @@ def weigh_buckets(
             sums[np.int64(into[i]) + 1, 0] += min(np.int64(part[i]), most)
             sums[np.int64(into[i]) + 1, 1] += 1
     return buckets, sums[:, 0].cumsum(), sums[:, 1].cumsum()
+
+
+@_compiled
+def buckets_of_step(tokens: np.ndarray, step: int, steps: int, total: int) -> tuple[int, int, int, int, int]:
+    """(first, last, before, after, until): `step` trains what lies in buckets `first` to `last` and ends beyond token
+    `after`, not beyond `until`; `before` tokens precede those buckets. `tokens` are those before each, see
+    `weigh_buckets`.
+    """
+    after = end_of_step(step - 1, steps, total) if step else -1
+    until = end_of_step(step, steps, total)
+    first = int(np.searchsorted(tokens[1:], after, side="right"))
+    last = min(int(np.searchsorted(tokens, until, side="right")) - 1, len(tokens) - 2)
+    return first, last, tokens[first], after, until
 
 
 @_compiled
@@ -150,71 +161,14 @@ def step_bounds(order: np.ndarray, lengths: np.ndarray, most: int, steps: int, t
 
 
 @_compiled
-def cut(documents: np.ndarray, lengths: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut documents into spans of `chunk` tokens and a shorter rest: (index in `documents`, start, stop), int32 each.
-
-    Documents without tokens have no span.
-    """
-    count = 0
-    for document in documents:
-        count += -(-lengths[document] // chunk)
-    which, start, stop = np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int32)
-    at = 0
+def trained(documents: np.ndarray, lengths: np.ndarray, context: np.ndarray) -> tuple[int, int]:
+    """(tokens of `documents`, those of them that are labels): all but the first ``context[i]`` and at least one."""
+    tokens, labels = np.int64(0), np.int64(0)
     for i in range(len(documents)):
-        length = lengths[documents[i]]
-        for first in range(0, length, chunk):
-            which[at], start[at], stop[at] = i, first, min(first + chunk, length)
-            at += 1
-    return which, start, stop
-
-
-@_compiled
-def longest_processing_time(weights: np.ndarray, replicas: int) -> np.ndarray:
-    """Deal items, heaviest first, each to the least loaded replica (Graham 1969); returns int32 [items]."""
-    owners = np.empty(len(weights), np.int32)
-    loads = [(0.0, replica) for replica in range(replicas)]
-    for i in range(len(weights)):
-        load, replica = loads[0]
-        owners[i] = replica
-        heapq.heapreplace(loads, (load + weights[i], replica))
-    return owners
-
-
-@_compiled
-def even_out(weights: np.ndarray, owners: np.ndarray, replicas: int) -> None:
-    """Improve `owners` by exchange: the most loaded replica gives an item away, or swaps it for a lighter one.
-
-    Each time the exchange that lowers the larger load of the two most; ends at 0.2 % above the mean, or when none
-    does. Dealing alone leaves several per cent where replicas have few items each, none of them small.
-    """
-    loads = np.zeros(replicas)
-    for i in range(len(weights)):
-        loads[owners[i]] += weights[i]
-    enough = loads.mean() * 1.002
-    for _ in range(4 * replicas):
-        fullest, emptiest = loads.argmax(), loads.argmin()
-        best, give, take = loads[fullest] * (1 - 1e-6), -1, -1
-        if loads[fullest] <= enough:
-            return
-        for i in range(len(weights)):
-            if owners[i] != fullest:
-                continue
-            after = max(loads[fullest] - weights[i], loads[emptiest] + weights[i])
-            if after < best:
-                best, give, take = after, i, -1
-            for j in range(i + 1, len(weights)):
-                difference = weights[i] - weights[j]
-                after = max(loads[fullest] - difference, loads[owners[j]] + difference)
-                if after < best and owners[j] != fullest:
-                    best, give, take = after, i, j
-        if give < 0:
-            return
-        other, difference = (emptiest, weights[give]) if take < 0 else (owners[take], weights[give] - weights[take])
-        owners[give] = other
-        if take >= 0:
-            owners[take] = fullest
-        loads[fullest] -= difference
-        loads[other] += difference
+        length = np.int64(lengths[documents[i]])
+        tokens += length
+        labels += max(length - max(np.int64(context[i]), 1), 0)
+    return tokens, labels
 
 
 @_compiled

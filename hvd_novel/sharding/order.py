@@ -13,7 +13,7 @@ import numpy as np
 
 from hvd_novel.sharding import kernels
 
-_DOCUMENTS_IN_BUCKET = 128
+_DOCUMENTS_IN_BUCKET = 64
 _MOST_BITS = 16
 
 
@@ -35,17 +35,13 @@ class KeyOrder:
 
     def documents(self, index: int) -> np.ndarray:
         """The documents of step `index` of the epoch, in its order, int32."""
-        after = kernels.end_of_step(index - 1, self._steps, self._total) if index else -1
-        until = kernels.end_of_step(index, self._steps, self._total)
-        first = int(np.searchsorted(self._tokens[1:], after, "right"))
-        last = min(int(np.searchsorted(self._tokens, until, "right")) - 1, len(self._tokens) - 2)
-        begin, end = int(self._documents[first]), int(self._documents[last + 1])
+        first, last, before, after, until = kernels.buckets_of_step(self._tokens, index, self._steps, self._total)
+        begin, end = self._documents[first], self._documents[last + 1]
         buckets = self._buckets  # before the question: another thread may settle meanwhile
         if self._grouped is None:
             found = kernels.in_buckets(buckets, first, last, end - begin)
         else:
             found = self._grouped[begin:end]
-        before = int(self._tokens[first])
         return kernels.in_key_order(found, self._lengths, self._most, *self._key, before, after, until)
 
     def settle(self, fill: Callable[[Callable[[np.ndarray], None]], np.ndarray]) -> None:

@@ -114,16 +114,15 @@ class Plan:
             owners=self._owners,
         )
         documents = np.sort(documents)
-        lengths = self.lengths[documents].astype(np.int64)
-        trained = np.maximum(lengths - np.maximum(self.context[documents], 1), 0)
+        tokens, trained = kernels.trained(documents, self.lengths, self.context[documents])
         return StepPlan(
             epoch=step // self.steps_per_epoch,
             documents=documents,
             packs=packed.packs,
             costs=packed.costs,
-            tokens=int(lengths.sum()),
-            trained_tokens=int(trained.sum()),
-            checksum=zlib.crc32(packed.columns.tobytes(), zlib.crc32(documents.tobytes())) & 0xFFFFF,
+            tokens=tokens,
+            trained_tokens=trained,
+            checksum=zlib.crc32(packed.columns.data, zlib.crc32(documents.data)) & 0xFFFFF,
         )
 
     def documents(self, step: int, replicas: int) -> np.ndarray:

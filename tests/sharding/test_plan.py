@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_novel.errors import UserError
-from hvd_novel.sharding import kernels
+from hvd_novel.sharding import dealing
 from hvd_novel.sharding.cost import TOKENS, Cost
 from hvd_novel.sharding.packer import pack
 from hvd_novel.sharding.plan import Plan, StepPlan
@@ -139,9 +139,9 @@ def test_every_step_costs_every_replica_the_same(replicas: int, cap: int) -> Non
 @settings(max_examples=50, deadline=None)
 def test_exchanges_only_make_loads_more_even(weights: list[int], replicas: int) -> None:
     falling = np.sort(np.array(weights, np.float64))[::-1].copy()
-    owners = kernels.longest_processing_time(falling, replicas)
+    owners = dealing.longest_processing_time(falling, replicas)
     before = np.bincount(owners, falling, replicas)
-    kernels.even_out(falling, owners, replicas)
+    dealing.even_out(falling, owners, replicas)
     after = np.bincount(owners, falling, replicas)
     assert after.max() <= before.max()
     assert (owners >= 0).all()
@@ -153,9 +153,9 @@ def test_exchanges_balance_replicas_that_have_few_spans_each() -> None:
     generator = np.random.default_rng(2)
     for _ in range(20):
         weights = np.sort(generator.uniform(3000, 8192, 45))[::-1].copy()
-        owners = kernels.longest_processing_time(weights, 8)
+        owners = dealing.longest_processing_time(weights, 8)
         dealt = np.bincount(owners, weights, 8)
-        kernels.even_out(weights, owners, 8)
+        dealing.even_out(weights, owners, 8)
         exchanged = np.bincount(owners, weights, 8)
         assert exchanged.max() / exchanged.mean() < 1.006 < 1.02 < dealt.max() / dealt.mean()
 
