@@ -157,9 +157,10 @@ class _Pulse(threading.Thread):
         try:
             finished = False
             while not finished:
-                states = all_gather_object((self._finished.wait(_PULSE_SECONDS), self._failed), self._name_of_meeting)
-                finished = all(state for state, _ in states)
-                if any(failed for _, failed in states):
+                state = [float(self._finished.wait(_PULSE_SECONDS)), float(self._failed)]
+                count, failed = all_reduce_sum(state, self._name_of_meeting)
+                finished = count == hvd.size()
+                if failed:
                     self.failure.set()
         except Exception as error:  # raised by `finish`
             self._error = error

@@ -80,11 +80,9 @@ def prepare(
     if tokenizer is None:
         check_vocab_size(vocab_size)
     work = Work(crew or Alone(), out, progress)
-    given = work.lead("start", lambda: _start(out, tokenizer))
-    sources = _find_sources(work, paths, out)
 
     with ExitStack() as stack:
-        folder = _open_folder(work, out, stack)
+        sources, given, folder = _start(work, paths, out, tokenizer, stack)
         scratch = folder / _SCRATCH
         files = read_files(work, sources, scratch)
         novels = [novel for file in files for novel in file.novels]
@@ -128,41 +126,43 @@ def prepare(
     return report
 
 
-def _start(out: Path, tokenizer: Path | None) -> PreTrainedTokenizerFast | None:
-    """What can fail before anything is read: the place of the store, and the given tokenizer, which is returned."""
-    tidy(out)
-    check_target(out)
-    return load_tokenizer(tokenizer) if tokenizer else None
+def _start(
+    work: Work, paths: Sequence[Path], out: Path, tokenizer: Path | None, stack: ExitStack
+) -> tuple[list[Source], PreTrainedTokenizerFast | None, Path]:
+    """The files to read, the given tokenizer, and the folder that `stack`, on rank 0, will put in the place of `out`.
 
-
-def _find_sources(work: Work, paths: Sequence[Path], out: Path) -> list[Source]:
-    """The files to read, seen alike by all ranks."""
+    All that can fail before anything is read; the folder holds another one for scratch files.
+    """
     sources: list[Source] = []
 
-    def find() -> str:
-        sources.extend(find_sources(paths, leave_out=out))
-        return sha256("\0".join(f"{source.name}\0{source.size()}" for source in sources).encode()).hexdigest()
+    def lead() -> tuple[PreTrainedTokenizerFast | None, Path, str]:
+        tidy(out)
+        check_target(out)
+        given = load_tokenizer(tokenizer) if tokenizer else None
+        return given, *_open_folder(out, stack)
 
-    if len(set(work.each("sources", find))) > 1:
+    def start() -> tuple[str, Any]:
+        prepared = lead() if work.rank == 0 else None
+        sources.extend(find_sources(paths, leave_out=out))
+        return sha256("\0".join(f"{source.name}\0{source.size()}" for source in sources).encode()).hexdigest(), prepared
+
+    started = work.each("start", start)
+    if len({digest for digest, _ in started}) > 1:
         raise UserError(
             f"the files in {', '.join(map(str, paths))} are not the same on all ranks; "
             "put them on a file system that all ranks share"
         )
-    return sources
-
-
-def _open_folder(work: Work, out: Path, stack: ExitStack) -> Path:
-    """The folder that `stack`, on rank 0, will put in the place of `out`; it holds a folder for scratch files."""
-
-    def make() -> tuple[Path, str]:
-        folder, sign = stack.enter_context(replacing(out)), uuid.uuid4().hex
-        (folder / _SCRATCH).mkdir()
-        (folder / _SCRATCH / _SIGN).write_text(sign)
-        return folder, sign
-
-    folder, sign = work.lead("folder", make)
+    given, folder, sign = started[0][1]
     work.each("shared", lambda: _check_shared(folder / _SCRATCH / _SIGN, sign, out))
-    return folder
+    return sources, given, folder
+
+
+def _open_folder(out: Path, stack: ExitStack) -> tuple[Path, str]:
+    """The folder to be put in the place of `out`, and what is written into a file of it."""
+    folder, sign = stack.enter_context(replacing(out)), uuid.uuid4().hex
+    (folder / _SCRATCH).mkdir()
+    (folder / _SCRATCH / _SIGN).write_text(sign)
+    return folder, sign
 
 
 def _check_shared(path: Path, sign: str, out: Path) -> None:

@@ -402,7 +402,7 @@ class OneOfTwo(Alone):
 
 def test_ranks_that_do_not_share_their_files(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="books are not the same on all ranks; put them on a file system that all"):
-        prepare([corpus], tmp_path / "store", **OPTIONS, crew=OneOfTwo("sources", "another listing"))
+        prepare([corpus], tmp_path / "store", **OPTIONS, crew=OneOfTwo("start", ("another listing", None)))
     for content in (None, "of another job"):
         if content:
             (tmp_path / "sign").write_text(content)
