@@ -36,13 +36,23 @@ def convergence(
         typer.Option(help="Rates of which dense training takes the best for all (repeat it); default: the file's."),
     ] = None,
     launcher: Annotated[str, typer.Option(help="Put before each training command.")] = "mpirun --bind-to none -np 2",
+    mbit: Annotated[float, typer.Option(min=0.001, help="Mbit/s that a rank sends, for the comparison by time.")] = 200,
+    step_ms: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            min=0.001, help="Milliseconds to compute a step, for the same; default: as dense steps took here."
+        ),
+    ] = None,
+    plot: Annotated[Optional[Path], typer.Option(help="Write loss over steps, bytes and time as a PNG.")] = None,  # noqa: UP045
     as_json: AsJson = False,
 ) -> None:
-    """Validation loss under each compression scheme against dense training, at equal steps.
+    """Validation loss under each compression scheme against dense training, at equal steps, bytes and time.
 
-    Trains once for each scheme and seed, by `hvd-novel train` under the launcher.
+    Trains once for each scheme and seed, by `hvd-novel train` under the launcher. Time is that of a model, see
+    `hvd_novel/bench/tradeoff.py`.
     """
     from hvd_novel.bench import convergence as bench
+    from hvd_novel.bench import tradeoff
     from hvd_novel.train.run import load_config
 
     overrides = overrides or []
@@ -56,7 +66,11 @@ def convergence(
         launcher=launcher,
         say=_log,
     )
-    _print(bench.as_json(runs), [bench.table(runs)], as_json)
+    link = tradeoff.Link(mbit * 1e6 / 8, step_ms / 1000 if step_ms else tradeoff.step_seconds(runs))
+    compared = tradeoff.compare(runs, link)
+    if plot:
+        tradeoff.plot(runs, link, plot)
+    _print({**bench.as_json(runs), "tradeoff": compared}, [bench.table(runs), tradeoff.table(compared)], as_json)
 
 
 @app.command()

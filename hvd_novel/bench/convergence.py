@@ -39,6 +39,7 @@ class Scheme:
 
 SCHEMES = {
     DENSE: Scheme((), "dense AdamW"),
+    "fp16": Scheme(("compression.name=fp16",), "AdamW, fp16"),
     "int8": Scheme(("compression.name=int8",), "AdamW, unbiased int8"),
     "powersgd": Scheme(("compression.name=powersgd", "compression.rank=8"), "AdamW, PowerSGD of rank 8"),
     "powersgd-dense-start": Scheme(
@@ -86,6 +87,9 @@ class Run:
     """What fp32 ring all-reduces would have sent."""
     curve: list[tuple[int, float, int]]
     """(step, validation loss, bytes sent so far) at each evaluation."""
+    ranks: int
+    seconds: list[float]
+    """Of each step, on the machine that ran it."""
 
     @property
     def times_fewer_bytes(self) -> float:
@@ -138,15 +142,18 @@ def convergence(
 def read(folder: Path, scheme: str, seed: int, lr: float) -> Run:
     """What the records of a finished run say."""
     sent, dense = 0, 0.0
+    seconds: list[float] = []
     curve: list[tuple[int, float, int]] = []
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         record: dict[str, Any] = json.loads(line)
         if record["kind"] == "train":
             sent += record["bytes_sent"]
+            seconds.append(record["seconds"])
             dense += record["bytes_sent"] * record["compression_ratio"]
         elif record["kind"] == "eval":
             curve.append((record["step"], record["loss"], sent))
-    return Run(scheme, seed, lr, curve[-1][1], sent, round(dense), curve)
+    ranks = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["ranks"]
+    return Run(scheme, seed, lr, curve[-1][1], sent, round(dense), curve, ranks, seconds)
 
 
 def table(runs: Sequence[Run]) -> Table:
@@ -186,7 +193,7 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def as_json(runs: Sequence[Run]) -> dict[str, Any]:
-    """Everything measured: `runs` (see `Run`) and `summary`."""
+    """All that was measured: `runs` (see `Run`) and `summary`."""
     return {"summary": summary(runs), "runs": [asdict(run) for run in runs]}
 
 
