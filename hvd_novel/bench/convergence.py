@@ -46,6 +46,15 @@ SCHEMES = {
         ("compression.name=powersgd", "compression.rank=8", "compression.dense_steps={warm_up}"),
         "AdamW, PowerSGD of rank 8, 15 % dense",
     ),
+    "powersgd-int8": Scheme(
+        (
+            "compression.name=powersgd",
+            "compression.rank=8",
+            "compression.dense_steps={warm_up}",
+            "compression.policies=[{{match: '*embed*', name: int8}}, {{match: 'lm_head*', name: int8}}]",
+        ),
+        "AdamW, PowerSGD of rank 8, 15 % dense, embeddings int8",
+    ),
     "onebit-adam": Scheme(
         ("compression.name=onebit", "optimizer.name=onebit-adam", "optimizer.freeze_step={warm_up}"),
         "OneBitAdam, 15 % dense",
