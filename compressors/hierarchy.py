@@ -217,7 +217,7 @@ class HierarchicalChannel(Channel):
         for payload in joined.split(lengths.tolist()):
             self._share.sums.add_(self._decode(payload, own))
         finite = self._outer is None or self._outer.load(1.0, self._stage)
-        vetoes = yield self.wire.all_reduce(veto([finite]), self.bucket.name + ".vetoes")
+        vetoes = yield self.wire.all_reduce(veto([finite], values.device), self.bucket.name + ".vetoes")
         if int(vetoes):  # a sum, or its code, is beyond the largest number: all ranks skip the step
             return torch.full_like(values, float("nan"))
         total = yield from self._between_nodes(frame.step)

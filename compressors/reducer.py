@@ -23,7 +23,7 @@ from compressors.correction import TopKChannel
 from compressors.exchange import Exchange, Pending, Wire
 from compressors.hierarchy import Hierarchical, open_hierarchy
 from compressors.ledger import Ledger, ring_all_reduce_bytes
-from compressors.vetoes import holds, veto
+from compressors.vetoes import holds, home, veto
 
 
 def _open_channel(bucket: Bucket, compressor: Compressor, wire: Wire) -> Channel:
@@ -89,6 +89,7 @@ class Reducer:
             parameter: channel for channel in self.channels for _, parameter in channel.bucket.parameters
         }
         self._numel = sum(bucket.numel for bucket in buckets)
+        self._home = home(bucket.device for bucket in buckets)
         self._bucketed = any(bucket.compressor.bucketed for bucket in buckets)
         self.reset()
 
@@ -157,7 +158,7 @@ class Reducer:
         # Gradients that are sent as they are show in the sum that they are not finite; all others need a vote.
         needs_vote = self._bucketed or self._stage.outgoing is not None
         if needs_vote and len(self._tasks) == len(self.channels):
-            self._vote = self._wire.all_reduce(veto(self._finite), "vetoes")
+            self._vote = self._wire.all_reduce(veto(self._finite, self._home), "vetoes")
 
     def _complete(self) -> bool:
         if self._vote is not None:

@@ -1,4 +1,4 @@
-"""Answers whether numbers are finite, put together: numbers' own, or bool tensors on their devices."""
+"""Answers whether numbers are finite, put together: Python's own, or bool tensors [] on devices."""
 
 from __future__ import annotations
 
@@ -10,28 +10,34 @@ from torch import Tensor
 from compressors.kernels import Finite
 
 
-def veto(answers: Sequence[Finite]) -> Tensor:
-    """int32 [1] for a sum over ranks: 1 if one of `answers` is no, else 0.
+def veto(answers: Sequence[Finite], device: torch.device) -> Tensor:
+    """int32 [1] on `device`, for a sum over ranks: 1 if one of `answers` is no, else 0.
 
-    Made on the device, without waiting for it, where answers are there.
+    Does not wait for a device. Answers may be tensors only where `device` is not a CPU, or they are on CPUs.
     """
     tensors = [answer for answer in answers if isinstance(answer, Tensor)]
     known = all(answer for answer in answers if not isinstance(answer, Tensor))
     if not tensors:
-        return torch.tensor([not known], dtype=torch.int32)
-    return (~_on_one_device(tensors).all(0, keepdim=True) | (not known)).int()
+        return torch.full((1,), int(not known), dtype=torch.int32, device=device)
+    return (~_joined(tensors, device).all(0, keepdim=True) | (not known)).int()
 
 
 def holds(answers: Iterable[Finite]) -> bool:
-    """Whether none of `answers` is no; waits for the device, once."""
+    """Whether none of `answers` is no; waits for a device once, if at all."""
     tensors = []
     for answer in answers:
         if isinstance(answer, Tensor):
             tensors.append(answer)
         elif not answer:
             return False
-    return not tensors or bool(_on_one_device(tensors).all())
+    return not tensors or bool(_joined(tensors, home(answer.device for answer in tensors)).all())
 
 
-def _on_one_device(answers: Sequence[Tensor]) -> Tensor:
-    return torch.stack([answer.to(answers[0].device, non_blocking=True) for answer in answers])
+def home(devices: Iterable[torch.device]) -> torch.device:
+    """Where answers from `devices` come together: the first that is not a CPU, if there is one."""
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def _joined(answers: Sequence[Tensor], device: torch.device) -> Tensor:
+    assert device.type != "cpu" or all(answer.device == device for answer in answers), "it would have to wait"
+    return torch.stack([answer.to(device, non_blocking=True) for answer in answers])
