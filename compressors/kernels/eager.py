@@ -15,9 +15,10 @@ LOW_WORD = 0xFFFFFFFF
 
 
 def add_scaled(gradient: Tensor, factor: float, base: Tensor | None, out: Tensor) -> Tensor:
-    torch.mul(gradient.to(out.dtype), factor, out=out)
-    if base is not None:
-        out.add_(base)
+    if base is None:
+        torch.mul(gradient.to(out.dtype), factor, out=out)
+    else:  # which may be `out`
+        torch.add(gradient.to(out.dtype) * factor, base, out=out)
     return out.abs().sum(dtype=torch.float64)
 
 

@@ -36,6 +36,8 @@ def add_scaled(path: ModuleType, size: int, device: torch.device) -> list[Tensor
             out = torch.empty(size, device=device)
             total = path.add_scaled(source.to(device), 0.3, base, out)
             found += [out, torch.as_tensor(total, dtype=torch.float64)]
+        path.add_scaled(source.to(device), 0.3, out, out)
+        found.append(out)
     return found
 
 

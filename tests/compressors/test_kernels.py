@@ -74,6 +74,12 @@ def path(request, monkeypatch):
         monkeypatch.setattr(kernels, "_path", lambda values: eager)
 
 
+def test_add_scaled_to_its_base(path):
+    out = torch.tensor([1.0, -2.0, 3.0])
+    assert float(kernels.add_scaled(torch.tensor([4.0, 6.0, -2.0]), 0.5, out, out)) == 6
+    assert out.tolist() == [3, 1, 2]
+
+
 def _three_tensors(size: int) -> tuple[int, ...]:
     return (size // 3, size // 7, size - size // 3 - size // 7)
 
