@@ -50,7 +50,7 @@ Sums = Sequence[float] | Tensor
 def add_scaled(gradient: Tensor, factor: float, base: Tensor | None, out: Tensor) -> float | Tensor:
     """Write ``gradient * factor + base`` to `out`; returns the sum of its magnitudes, not finite if an element is not.
 
-    `base` may be `out`. The sum (a float64 tensor [] off CPUs) can also be infinite where the elements are merely enormous.
+    `base` may be `out`. The sum (a float64 tensor [] off CPUs) can also be infinite where elements are merely enormous.
     """
     return _path(out).add_scaled(gradient, factor, base, out)
 

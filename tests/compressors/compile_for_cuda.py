@@ -40,7 +40,8 @@ compiled: set[tuple[Any, ...]] = set()
 def compile_instead(kernel: Any, programs: int, *arguments: Any) -> None:
     constants, signature = {}, {}
     for parameter, argument in zip(kernel.params, arguments, strict=True):
-        if parameter.is_constexpr:
+        is_one = isinstance(argument, int) and argument == 1 and not parameter.do_not_specialize
+        if parameter.is_constexpr or is_one:  # as Triton does
             constants[parameter.name], signature[parameter.name] = argument, "constexpr"
         elif isinstance(argument, torch.Tensor):
             signature[parameter.name] = POINTERS[argument.dtype]
@@ -60,6 +61,7 @@ def main() -> None:
     cpu = torch.device("cpu")
     with mock.patch.object(gpu, "launch", compile_instead), mock.patch.object(gpu_topk, "launch", compile_instead):
         for case in parity.CASES.values():
+            case(gpu, 1, cpu)
             case(gpu, 4097, cpu)
         gpu.clear_unless(torch.tensor(True), torch.zeros(9))
     kernels = {
