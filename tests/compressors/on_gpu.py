@@ -22,7 +22,7 @@ def checks() -> Iterator[tuple[str, list[str]]]:
     """(what is checked, what is wrong with it), one after the other."""
     paths = {"torch": eager, "Triton": _triton_path()}
     if paths["Triton"] is eager:
-        yield "Triton", ["not installed"]
+        yield "Triton is not installed: left out", []
         del paths["Triton"]
     for path_name, path in paths.items():
         for name in parity.CASES:
