@@ -7,7 +7,6 @@ Buckets follow the reverse of the parameters' order, which is about the order in
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -63,15 +62,15 @@ class Bucket:
         residual: Tensor | None,
         outgoing: Callable[[Parameter, Tensor], Tensor] | None = None,
         cuts: Sequence[int] = (),
-    ) -> list[float] | None:
+    ) -> tuple[kernels.Sums, kernels.Finite]:
         """Write ``gradients * inverse_scale + residual`` to flat `out`.
 
         With `outgoing`, what it makes of a parameter's unscaled gradient takes the gradient's place. Returns the sums
         of the magnitudes of the parameters, or of the parts into which they fall when the bucket is cut before the
-        elements `cuts`, ascending. If not all elements are finite, it returns None and leaves `out` zero, so that a
-        step that will not be taken can still be encoded.
+        elements `cuts`, ascending; and whether all elements are finite. If not, it leaves `out` and the sums zero, so
+        that a step that will not be taken can still be encoded.
         """
-        sums = []
+        sums: list[float | Tensor] = []
         start = 0
         for source, factor in self._sources(inverse_scale, outgoing):
             stop = start + source.numel()
@@ -80,10 +79,7 @@ class Bucket:
                 base = None if residual is None else residual[begin:end]
                 sums.append(kernels.add_scaled(source[begin - start : end - start], factor, base, out[begin:end]))
             start = stop
-        if math.isfinite(sum(sums)) or kernels.all_finite(out):
-            return sums
-        out.zero_()
-        return None
+        return kernels.clear_unless_finite(out, sums)
 
     def _sources(
         self, inverse_scale: float, outgoing: Callable[[Parameter, Tensor], Tensor] | None
@@ -95,17 +91,17 @@ class Bucket:
             else:
                 yield outgoing(parameter, gradient(parameter) * inverse_scale).reshape(-1), 1.0
 
-    def write(self, total: Tensor, scale: float) -> bool:
+    def write(self, total: Tensor, scale: float) -> kernels.Finite:
         """Set the gradients to flat ``total * scale``; returns whether all are finite."""
-        magnitude = 0.0
+        sums: list[float | Tensor] = []
         for (_, parameter), part in zip(self.parameters, total.split(list(self.sizes)), strict=True):
             target = gradient(parameter)
             if target.dtype == part.dtype and target.is_contiguous():  # in place where an all-reduce left the sum there
-                magnitude += kernels.add_scaled(part, scale, None, target.view(-1))
+                sums.append(kernels.add_scaled(part, scale, None, target.view(-1)))
             else:
                 target.copy_((part * scale).view(parameter.shape))
-                magnitude += float(target.abs().sum(dtype=torch.float64))
-        return math.isfinite(magnitude) or all(kernels.all_finite(gradient(p)) for _, p in self.parameters)
+                sums.append(target.abs().sum(dtype=torch.float64))
+        return kernels.finite_by(sums, [gradient(parameter) for _, parameter in self.parameters])
 
 
 def gradient(parameter: Parameter) -> Tensor:

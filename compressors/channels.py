@@ -24,6 +24,7 @@ from compressors.codecs.onebit import OneBit
 from compressors.codecs.rows import SparseRows
 from compressors.exchange import Exchange, Wire, all_gather, two_phase
 from compressors.feedback import Residual
+from compressors.kernels import Finite, Sums
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Channel(ABC):
         self._compressor = compressor
         if compressor.error_feedback and self.remembers is self:
             self.residual = Residual(bucket.numel, bucket.device)
-        self.magnitudes: list[float] | None = None
+        self.magnitudes: Sums | None = None
         """Sums of the magnitudes of the tensors of all slices, as they were loaded, where there is a residual."""
         self._values: Tensor | None = None
         self._dense_stage = False
@@ -106,15 +107,18 @@ class Channel(ABC):
             if kept is not None:
                 kept.commit()
 
-    def load(self, inverse_scale: float, stage: Stage) -> bool:
-        """Take the bucket's gradients times `inverse_scale`; returns whether they are finite."""
+    def load(self, inverse_scale: float, stage: Stage) -> Finite:
+        """Take the bucket's gradients times `inverse_scale`; returns whether they are finite.
+
+        Neither this nor `run`, up to its first operation, should wait for the device.
+        """
         self._dense_stage = stage.dense
         if self.residual is not None:
             self._values = self.residual.draft
-            self.magnitudes = self.bucket.read(
+            self.magnitudes, finite = self.bucket.read(
                 self._values, inverse_scale, self.residual.value, stage.outgoing, self._cuts
             )
-            return self.magnitudes is not None
+            return finite
         first = self.bucket.parameters[0][1]
         dtype = self._compressor.carrier(first.dtype)
         if not self._compressor.bucketed and stage.outgoing is None:
@@ -122,7 +126,7 @@ class Channel(ABC):
             self._values = gradient(first).reshape(-1).to(dtype)
             return True  # not looked at: goes dense, so that the sum shows it
         self._values = torch.empty(self.bucket.numel, dtype=dtype, device=self.bucket.device)
-        return self.bucket.read(self._values, inverse_scale, None, stage.outgoing) is not None
+        return self.bucket.read(self._values, inverse_scale, None, stage.outgoing)[1]
 
     def restore_owed(self, value: Tensor) -> None:
         """Set what this rank owes as an owner to flat `value`."""
@@ -234,7 +238,7 @@ class CooperativeChannel(Channel):
         self._cooperative = compressor
         self._draft: dict[str, Tensor] = {}
 
-    def load(self, inverse_scale: float, stage: Stage) -> bool:
+    def load(self, inverse_scale: float, stage: Stage) -> Finite:
         self._draft = dict(self.memory)
         return super().load(inverse_scale, stage)
 

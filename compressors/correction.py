@@ -15,6 +15,7 @@ from compressors.codec import Frame
 from compressors.codecs.topk import TopK
 from compressors.exchange import Wire
 from compressors.feedback import Residual
+from compressors.kernels import Finite
 
 
 class TopKChannel(CodecChannel):
@@ -27,7 +28,7 @@ class TopKChannel(CodecChannel):
         if codec.momentum:
             self.momentum = Residual(bucket.numel, bucket.device)
 
-    def load(self, inverse_scale: float, stage: Stage) -> bool:
+    def load(self, inverse_scale: float, stage: Stage) -> Finite:
         self._weights = None
         if stage.weights is not None:
             weights = [stage.weights(parameter) for _, parameter in self.bucket.parameters]
@@ -41,7 +42,7 @@ class TopKChannel(CodecChannel):
         assert self.residual is not None
         self._dense_stage = False
         own = torch.mul(self.momentum.value, self._topk.momentum, out=self.momentum.draft)
-        finite = self.bucket.read(own, inverse_scale, own, stage.outgoing) is not None
+        _, finite = self.bucket.read(own, inverse_scale, own, stage.outgoing)
         self._values = torch.add(self.residual.value, own, out=self.residual.draft)
         return finite
 
@@ -59,5 +60,5 @@ class TopKChannel(CodecChannel):
             ]
         chosen = self._topk.choose(values if weights is None else values * weights, frame)
         if self.momentum is not None and frame.phase == 0:
-            self.momentum.draft[chosen] = 0.0
+            self.momentum.draft.index_fill_(0, chosen, 0.0)
         return chosen

@@ -26,6 +26,8 @@ from compressors.codecs.fp16 import FP16
 from compressors.codecs.int8 import QSGD
 from compressors.codecs.none import DenseBuckets, NoCompression
 from compressors.exchange import Exchange, Wire, all_gather
+from compressors.kernels import Finite
+from compressors.vetoes import veto
 
 OpenChannel = Callable[[Bucket, Compressor, Wire], Channel]
 
@@ -194,10 +196,10 @@ class HierarchicalChannel(Channel):
     def remembers(self) -> Channel | None:
         return self._outer
 
-    def load(self, inverse_scale: float, stage: Stage) -> bool:
+    def load(self, inverse_scale: float, stage: Stage) -> Finite:
         self._stage = self._share.stage(stage)
         self._values = torch.empty(self.bucket.numel, device=self.bucket.device)
-        return self.bucket.read(self._values, inverse_scale, None, stage.outgoing) is not None
+        return self.bucket.read(self._values, inverse_scale, None, stage.outgoing)[1]
 
     def commit(self) -> None:
         if self._outer is not None:
@@ -215,7 +217,7 @@ class HierarchicalChannel(Channel):
         for payload in joined.split(lengths.tolist()):
             self._share.sums.add_(self._decode(payload, own))
         finite = self._outer is None or self._outer.load(1.0, self._stage)
-        vetoes = yield self.wire.all_reduce(torch.tensor([not finite], dtype=torch.int32), self.bucket.name + ".vetoes")
+        vetoes = yield self.wire.all_reduce(veto([finite], values.device), self.bucket.name + ".vetoes")
         if int(vetoes):  # a sum, or its code, is beyond the largest number: all ranks skip the step
             return torch.full_like(values, float("nan"))
         total = yield from self._between_nodes(frame.step)

@@ -23,6 +23,7 @@ from compressors.correction import TopKChannel
 from compressors.exchange import Exchange, Pending, Wire
 from compressors.hierarchy import Hierarchical, open_hierarchy
 from compressors.ledger import Ledger, ring_all_reduce_bytes
+from compressors.vetoes import holds, home, veto
 
 
 def _open_channel(bucket: Bucket, compressor: Compressor, wire: Wire) -> Channel:
@@ -88,6 +89,7 @@ class Reducer:
             parameter: channel for channel in self.channels for _, parameter in channel.bucket.parameters
         }
         self._numel = sum(bucket.numel for bucket in buckets)
+        self._home = home(bucket.device for bucket in buckets)
         self._bucketed = any(bucket.compressor.bucketed for bucket in buckets)
         self.reset()
 
@@ -101,7 +103,7 @@ class Reducer:
         self._ready: set[Parameter] = set()
         self._tasks: list[_Task] = []
         self._vote: Pending | None = None
-        self._finite = True
+        self._finite: list[kernels.Finite] = []
         self._scale = 1.0
         self._stage = Stage()
 
@@ -109,7 +111,7 @@ class Reducer:
     def ready(self, parameter: Parameter) -> None:
         """The gradient of `parameter` will not change any more: send its bucket if it was the last one of it.
 
-        Never blocks. Buckets become ready in different orders on different ranks.
+        Never waits for other ranks. Buckets become ready in different orders on different ranks.
         """
         channel = self._channel_of.get(parameter)
         if channel is None or self._wire.ranks == 1:
@@ -137,7 +139,7 @@ class Reducer:
 
     def _complete_alone(self) -> bool:
         held = [parameter.grad for parameter in self._channel_of if parameter.grad is not None]
-        if not all(kernels.all_finite(grad) for grad in held):
+        if not holds(kernels.all_finite(grad) for grad in held):
             return False
         stage = self._next_stage()
         if stage == Stage():  # else the optimizer makes its own momentum
@@ -151,13 +153,12 @@ class Reducer:
 
     def _launch(self, channel: Channel) -> None:
         with self._ledger.timed("encode"):
-            self._finite &= channel.load(1.0 / self._scale_of(channel), self._stage)
+            self._finite.append(channel.load(1.0 / self._scale_of(channel), self._stage))
             self._tasks.append(_Task(channel, channel.run(self.steps)))
         # Gradients that are sent as they are show in the sum that they are not finite; all others need a vote.
         needs_vote = self._bucketed or self._stage.outgoing is not None
         if needs_vote and len(self._tasks) == len(self.channels):
-            vetoes = torch.tensor([not self._finite], dtype=torch.int32)
-            self._vote = self._wire.all_reduce(vetoes, "vetoes")
+            self._vote = self._wire.all_reduce(veto(self._finite, self._home), "vetoes")
 
     def _complete(self) -> bool:
         if self._vote is not None:
@@ -178,7 +179,7 @@ class Reducer:
         Sums are written to the gradients as they come; returns whether all are finite.
         """
         tasks = sorted(self._tasks, key=lambda task: task.channel.bucket.index)
-        finite = True
+        finite: list[kernels.Finite] = []
         while tasks:
             for task in tasks:
                 assert task.pending is not None
@@ -187,10 +188,10 @@ class Reducer:
                 with self._ledger.timed("decode"):
                     task.advance(result)
                     if task.total is not None:
-                        finite &= self._write(task.channel, task.total)
+                        finite.append(self._write(task.channel, task.total))
                         task.total = None
             tasks = [task for task in tasks if task.pending is not None]
-        return finite
+        return holds(finite)
 
     def _drain(self) -> None:
         for task in self._tasks:
@@ -198,7 +199,7 @@ class Reducer:
             with self._ledger.timed("exchange"):
                 task.pending.wait()
 
-    def _write(self, channel: Channel, total: Tensor) -> bool:
+    def _write(self, channel: Channel, total: Tensor) -> kernels.Finite:
         factor = self._scale_of(channel) / (self._wire.ranks if self._average else 1)
         return channel.bucket.write(total, factor)
 

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from hvd_novel.corpus.prepare import prepare
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels in Triton run on CPUs, which must be said before it is imported
 
 ROOT = Path(__file__).parent.parent
 STORIES = ROOT / "examples" / "stories"

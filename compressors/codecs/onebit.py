@@ -7,9 +7,6 @@ algorithm 1; two compressed phases as in Tang et al. 2021, "1-bit Adam", section
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -43,7 +40,7 @@ class OneBit(Codec):
     def decode_add(self, payload: Tensor, frame: Frame, total: Tensor) -> None:
         kernels.add_signs(*self._fields(payload, frame), frame.sizes, total)
 
-    def encode_error(self, values: Tensor, frame: Frame, magnitudes: Sequence[float] | None = None) -> Tensor:
+    def encode_error(self, values: Tensor, frame: Frame, magnitudes: kernels.Sums | None = None) -> Tensor:
         """`magnitudes`: the sum of the magnitudes of each tensor, where it is known."""
         payload = torch.empty(self.nbytes(frame), dtype=torch.uint8, device=values.device)
         scales = self._scales(values, frame, magnitudes)
@@ -52,24 +49,22 @@ class OneBit(Codec):
         kernels.take_signs(values, scales, frame.sizes, payload[scales.nbytes :])
         return payload
 
-    def encode_slices(self, values: Tensor, frame: Frame, magnitudes: Sequence[float] | None = None) -> list[Tensor]:
+    def encode_slices(self, values: Tensor, frame: Frame, magnitudes: kernels.Sums | None = None) -> list[Tensor]:
         """`magnitudes`: the sums of the magnitudes of the tensors of all slices, where they are known."""
         if magnitudes is None:
             return super().encode_slices(values, frame)
-        pieces, known = frame.slices(), iter(magnitudes)
-        parts = values.split([piece.numel for piece in pieces])
-        return [
-            self.encode_error(part, piece, list(itertools.islice(known, len(piece.sizes))))
-            for part, piece in zip(parts, pieces, strict=True)
-        ]
+        pieces, payloads, known = frame.slices(), [], 0
+        for part, piece in zip(values.split([piece.numel for piece in pieces]), pieces, strict=True):
+            last = known + len(piece.sizes)
+            payloads.append(self.encode_error(part, piece, magnitudes[known:last]))
+            known = last
+        return payloads
 
     def nbytes(self, frame: Frame) -> int:
         return 4 * len(frame.sizes) + -(-frame.numel // 8)
 
-    def _scales(self, values: Tensor, frame: Frame, sums: Sequence[float] | None) -> Tensor:
-        sums = kernels.magnitudes(values, frame.sizes) if sums is None else sums
-        means = [total / size for total, size in zip(sums, frame.sizes, strict=True)]
-        return torch.tensor(means, dtype=torch.float32, device=values.device)
+    def _scales(self, values: Tensor, frame: Frame, sums: kernels.Sums | None) -> Tensor:
+        return kernels.means(kernels.magnitudes(values, frame.sizes) if sums is None else sums, frame.sizes)
 
     def _fields(self, payload: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         scales, bits = from_bytes(payload, (torch.float32, len(frame.sizes)), (torch.uint8, -(-frame.numel // 8)))

@@ -7,6 +7,7 @@ threshold in section 5; owner slices as in Li and Hoefler 2022, "Near-optimal sp
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal
 
@@ -118,12 +119,13 @@ class TopK(Codec):
     def encode_slices(self, values: Tensor, frame: Frame, chosen: Tensor | None = None) -> list[Tensor]:
         indices = self.choose(values, frame) if chosen is None else chosen
         coded, scale = self._take(values, indices)
-        parts, begin = [], 0
-        for piece in frame.slices():
-            inside = (indices >= begin) & (indices < begin + piece.numel)
-            parts.append(self._pack(indices[inside] - begin, coded[inside], scale))
-            begin += piece.numel
-        return parts
+        begins = list(itertools.accumulate((piece.numel for piece in frame.slices()), initial=0))
+        # How many lie in each slice, the host must know, to send them: here it waits for the device.
+        bounds = torch.searchsorted(indices, kernels.table(tuple(begins), indices.device)).tolist()
+        return [
+            self._pack(indices[first:last] - begin, coded[first:last], scale)
+            for begin, (first, last) in zip(begins, itertools.pairwise(bounds), strict=False)
+        ]
 
     def decode(self, payload: Tensor, frame: Frame) -> Tensor:
         out = torch.empty(frame.numel, device=payload.device)
@@ -138,7 +140,7 @@ class TopK(Codec):
         fields = [(torch.int32, count), (_VALUE_TYPES[self.values], count)]
         if self._header:
             scale, indices, coded = from_bytes(payload, (torch.float32, 1), *fields)
-            kernels.scatter_add(indices, coded, float(scale), total)
+            kernels.scatter_add(indices, coded, scale, total)
         else:
             indices, coded = from_bytes(payload, *fields)
             kernels.scatter_add(indices, coded, 1.0, total)
@@ -154,19 +156,22 @@ class TopK(Codec):
     def _header(self) -> int:
         return 0 if self.values == "float32" else 4
 
-    def _take(self, values: Tensor, indices: Tensor) -> tuple[Tensor, float]:
+    def _take(self, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor | None]:
         """The code of entries `indices`, of which only the rounding error is left in `values`."""
         coded, scale = self._coded(kernels.gather(values, indices))
-        kernels.scatter_add(indices, coded, -scale, values)
+        kernels.scatter_add(indices, coded, -1.0 if scale is None else -scale, values)
         return coded, scale
 
-    def _coded(self, kept: Tensor) -> tuple[Tensor, float]:
+    def _coded(self, kept: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`kept`, as it travels, and the float32 scale [1] by which it is divided, if there is one."""
         if self.values == "float32":
-            return kept, 1.0
-        largest = float(kept.abs().max()) if kept.numel() else 0.0
-        scale = 2.0 ** max(-126, math.frexp(largest)[1])  # a power of two, so that scaling does not round
+            return kept, None
+        largest = kept.abs().amax(0, keepdim=True) if kept.numel() else kept.new_zeros(1)
+        # A power of two, so that scaling does not round; made of its bits, exactly and where the values are.
+        exponent = torch.frexp(largest).exponent.clamp_min(-126)
+        scale = ((exponent + 127) << 23).view(torch.float32)
         return (kept / scale).half(), scale
 
-    def _pack(self, indices: Tensor, coded: Tensor, scale: float) -> Tensor:
-        header = [torch.tensor([scale], device=coded.device)] if self._header else []
+    def _pack(self, indices: Tensor, coded: Tensor, scale: Tensor | None) -> Tensor:
+        header = [] if scale is None else [scale]
         return to_bytes([*header, indices.int(), coded])

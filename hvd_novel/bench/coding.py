@@ -21,23 +21,25 @@ CODECS: dict[str, dict[str, Any]] = {
 }
 
 
-def passes(numel: int, rounds: int) -> dict[str, dict[str, float]]:
+def passes(numel: int, rounds: int, device: str = "cpu") -> dict[str, dict[str, float]]:
     """For each of CODECS: encode, decode and both, as multiples of the time of a copy; and a copy's milliseconds.
 
     One thread, float32 tensors of `numel` elements in memory that is there already; medians of `rounds` interleaved
-    rounds. Encoding begins with adding the residual, and leaves the new one; decoding writes all elements.
+    rounds. Encoding begins with adding the residual, and leaves the new one; decoding writes all elements. On CPUs
+    the process's time is measured, on a "cuda" `device` that between events before and after (gaps between kernels,
+    while the host starts them, are in it).
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _passes(numel, rounds)
+        return _passes(numel, rounds, torch.device(device))
     finally:
         torch.set_num_threads(threads)
 
 
-def _passes(numel: int, rounds: int) -> dict[str, dict[str, float]]:
-    gradient = torch.randn(numel, generator=torch.Generator().manual_seed(0))
-    residual, draft, out = torch.zeros(numel), torch.zeros(numel), torch.zeros(numel)
+def _passes(numel: int, rounds: int, device: torch.device) -> dict[str, dict[str, float]]:
+    gradient = torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(device)
+    residual, draft, out = (torch.zeros(numel, device=device) for _ in range(3))
     frame = Frame((numel,), step=1, ranks=1)
     actions: dict[str, Callable[[], object]] = {"copy": lambda: out.copy_(gradient)}
     for name, options in CODECS.items():
@@ -50,15 +52,26 @@ def _passes(numel: int, rounds: int) -> dict[str, dict[str, float]]:
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(rounds):
         for name, action in actions.items():
-            start = time.process_time()
-            action()
-            seconds[name].append(time.process_time() - start)
+            seconds[name].append(_seconds(action, device))
     median = {name: statistics.median(times) for name, times in seconds.items()}
     result = {"copy": {"milliseconds": 1000 * median["copy"]}}
     for name in CODECS:
         encode_passes, decode_passes = (median[f"{name} {way}"] / median["copy"] for way in ("encode", "decode"))
         result[name] = {"encode": encode_passes, "decode": decode_passes, "both": encode_passes + decode_passes}
     return result
+
+
+def _seconds(action: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cpu":
+        start = time.process_time()
+        action()
+        return time.process_time() - start
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    action()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after) / 1000
 
 
 def _encoding(
@@ -68,9 +81,9 @@ def _encoding(
         return lambda: codec.encode(gradient, frame)
 
     def encode() -> torch.Tensor:
-        magnitude = kernels.add_scaled(gradient, 1.0, residual, draft)
+        magnitudes, _ = kernels.clear_unless_finite(draft, [kernels.add_scaled(gradient, 1.0, residual, draft)])
         if isinstance(codec, compressors.OneBit):
-            return codec.encode_error(draft, frame, [magnitude])
+            return codec.encode_error(draft, frame, magnitudes)
         return codec.encode_error(draft, frame)
 
     return encode

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from compressors import kernels
+from compressors.kernels import cpu, eager
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 5000, 300_000])
@@ -28,6 +29,7 @@ def test_top_k_selects_the_largest_sampled_or_not(size, fraction):
         assert torch.equal(indices, kernels.top_k(values, k, sampled=False))
         assert torch.equal(indices, indices.unique())
         assert indices.numel() == k
+        assert torch.equal(indices, eager.top_k(values, k, sampled=True))
         expected = np.sort(np.abs(values.numpy()))[size - k :]
         assert np.array_equal(np.sort(values[indices].abs().numpy()), expected)
 
@@ -69,7 +71,13 @@ SIZES = [0, 1, 7, 8, 9, 63, 64, 65, 1000, 5000]
 def path(request, monkeypatch):
     """The compiled loops, and the operations that take their place on other devices."""
     if request.param == "torch":
-        monkeypatch.setattr(kernels, "_on_cpu", lambda values: False)
+        monkeypatch.setattr(kernels, "_path", lambda values: eager)
+
+
+def test_add_scaled_to_its_base(path):
+    out = torch.tensor([1.0, -2.0, 3.0])
+    assert float(kernels.add_scaled(torch.tensor([4.0, 6.0, -2.0]), 0.5, out, out)) == 6
+    assert out.tolist() == [3, 1, 2]
 
 
 def _three_tensors(size: int) -> tuple[int, ...]:
@@ -104,7 +112,8 @@ def test_signs(size, path):
 def test_magnitudes(size, path):
     values, sizes = _normal(size), _three_tensors(size)
     expected = [float(part.double().abs().sum()) for part in values.split(list(sizes))]
-    assert kernels.magnitudes(values, sizes) == pytest.approx(expected, rel=1e-6)
+    found = torch.as_tensor(kernels.magnitudes(values, sizes), dtype=torch.float64)
+    assert found.tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_scatter_add(path):
@@ -115,25 +124,24 @@ def test_scatter_add(path):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("seed", [None, 0, 2**63 - 1])
-def test_levels_are_the_same_on_every_device(size, seed, monkeypatch):
+def test_levels_are_the_same_on_every_device(size, seed):
     values, sizes = _normal(size), _three_tensors(size)
     found = []
-    for compiled in (True, False):
-        monkeypatch.setattr(kernels, "_on_cpu", lambda values, compiled=compiled: compiled)
-        multiples, scales = kernels.quantise(values, sizes, 127, seed)
+    for path in (cpu, eager):
+        multiples, scales = path.quantise(values, sizes, 127, seed)
         out = torch.full((size,), 7.0)
-        kernels.dequantise(multiples, scales, sizes, out)
+        path.dequantise(multiples, scales, sizes, out)
         found += [(multiples, scales, out)]
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours, theirs)
-    step = kernels._per_element(found[0][1], sizes)
+    step = eager.per_element(found[0][1], sizes)
     error = (found[0][2] - values).abs()
     assert bool((error <= step * (0.5001 if seed is None else 1.0001)).all())
 
 
 def test_draws_are_even_and_differ_by_seed():
     values = torch.zeros(100_000)
-    one, other = kernels._draws(values, 1), kernels._draws(values, 2**40 + 1)
+    one, other = eager.draws(values, 1), eager.draws(values, 2**40 + 1)
     for draws in (one, other):
         assert 0 <= float(draws.min()) < 1e-3 < 0.999 < float(draws.max()) < 1
         assert float(draws.mean()) == pytest.approx(0.5, abs=0.005)

@@ -1,7 +1,7 @@
-"""Loops over gradient memory: one compiled pass each on CPUs, torch operations elsewhere.
+"""The kernels as compiled loops, one thread each.
 
-All tensors are flat and contiguous. The compiled loops are single-threaded: ranks usually share a machine's cores.
-Sums may be added in any order (so that they vectorise); everything else rounds as torch does.
+Signatures are those of `compressors.kernels`. Sums may be added in any order (so that they vectorise); everything else
+rounds as torch does.
 """
 
 from __future__ import annotations
@@ -12,26 +12,19 @@ import numba
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+
+from compressors.kernels import eager
+from compressors.kernels.layout import BLOCK, blocks_in, sample_of
 
 _compiled = numba.njit(cache=True, nogil=True)
 _reordered = numba.njit(cache=True, nogil=True, fastmath={"reassoc"})
 _NUMBA_TYPES = (torch.float32, torch.float64)
-_SAMPLES_ABOVE = 256  # sampled magnitudes that should lie above the threshold of a top-k selection
-BLOCK = 512  # elements that share a scale in `quantise`
 _CHUNK = 4096  # elements whose magnitudes are added in their own type
 
 
 def add_scaled(gradient: Tensor, factor: float, base: Tensor | None, out: Tensor) -> float:
-    """Write ``gradient * factor + base`` to `out`; returns the sum of its magnitudes, not finite if an element is not.
-
-    The sum can also be infinite where the elements are merely enormous.
-    """
-    if not _on_cpu(out) or out.dtype not in _NUMBA_TYPES:
-        torch.mul(gradient.to(out.dtype), factor, out=out)
-        if base is not None:
-            out.add_(base)
-        return float(out.abs().sum(dtype=torch.float64))
+    if out.dtype not in _NUMBA_TYPES:
+        return float(eager.add_scaled(gradient, factor, base, out))
     source = gradient if gradient.dtype in _NUMBA_TYPES else gradient.to(out.dtype)
     if base is None:
         return float(_scale(source.numpy(), factor, out.numpy()))
@@ -39,29 +32,14 @@ def add_scaled(gradient: Tensor, factor: float, base: Tensor | None, out: Tensor
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether every element is finite."""
-    # A sum is finite only if all its terms are; it can overflow without, which the slower look tells apart.
     return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def magnitudes(values: Tensor, sizes: tuple[int, ...]) -> list[float]:
-    """The sum of the magnitudes of each of the tensors, of `sizes`, that lie in `values`."""
-    parts = values.split(list(sizes))
-    if not _on_cpu(values):
-        return [float(part.abs().sum(dtype=torch.float64)) for part in parts]
-    return [float(_magnitude(part.numpy())) for part in parts]
+    return [float(_magnitude(part.numpy())) for part in values.split(list(sizes))]
 
 
 def top_k(values: Tensor, k: int, *, sampled: bool) -> Tensor:
-    """The int64 indices, ascending, of the `k` elements largest in magnitude; of equal ones the first are taken.
-
-    With `sampled`, a threshold estimated from a sample first leaves out elements that cannot be among them; the
-    result is the same.
-    """
-    if k == 0:
-        return torch.empty(0, dtype=torch.int64, device=values.device)
-    if not _on_cpu(values):
-        return torch.topk(values.abs(), k, sorted=False).indices.sort().values
     array = values.numpy()
     candidates = _candidates(array, k) if sampled else None
     if candidates is None:
@@ -70,132 +48,54 @@ def top_k(values: Tensor, k: int, *, sampled: bool) -> Tensor:
 
 
 def gather(values: Tensor, indices: Tensor) -> Tensor:
-    """``values[indices]``."""
-    if not _on_cpu(values) or not indices.numel():
+    if not indices.numel():
         return values[indices]
     return torch.from_numpy(values.numpy()[indices.numpy()])  # several times as fast
 
 
-def scatter_add(indices: Tensor, added: Tensor, factor: float, total: Tensor) -> None:
-    """Add ``added * factor`` to the elements `indices`, all different, of float32 `total`."""
-    if not _on_cpu(total):
-        total[indices.long()] += added.float() * factor
-        return
-    _scatter_add(indices.numpy(), added.float().numpy(), np.float32(factor), total.numpy())
+def scatter_add(indices: Tensor, added: Tensor, factor: float | Tensor, total: Tensor) -> None:
+    _scatter_add(indices.numpy(), added.float().numpy(), np.float32(float(factor)), total.numpy())
 
 
 def pack_signs(values: Tensor) -> Tensor:
-    """One bit for each element, 1 where it is >= 0 (also -0.0), first element in the highest bit, as uint8."""
-    if not _on_cpu(values):
-        padded = torch.zeros(-(-values.numel() // 8) * 8, dtype=torch.uint8, device=values.device)
-        padded[: values.numel()] = values >= 0
-        return (padded.view(-1, 8) * _bit_values(values.device)).sum(1, dtype=torch.uint8)
     bits = torch.zeros(-(-values.numel() // 8), dtype=torch.uint8)
     _pack_signs(values.numpy(), bits.numpy())
     return bits
 
 
 def take_signs(values: Tensor, scales: Tensor, sizes: tuple[int, ...], bits: Tensor) -> None:
-    """Write `pack_signs(values)` to `bits`, and leave in `values` what they and `scales` miss (see `add_signs`)."""
-    if not _on_cpu(values):
-        bits.copy_(pack_signs(values))
-        add_signs(bits, -scales, sizes, values)
-        return
     _take_signs(values.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), bits.numpy())
 
 
 def add_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], total: Tensor) -> None:
-    """Add ``scales[j] * (+1 or -1)`` to the j-th of the tensors, of `sizes`, that lie in float32 `total`."""
-    if not _on_cpu(total):
-        total.add_(_signed(bits, scales, sizes, total.numel()))
-        return
     _write_signs(bits.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), total.numpy(), True)
 
 
 def set_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
-    """As `add_signs`, but in place of what is in `out`."""
-    if not _on_cpu(out):
-        out.copy_(_signed(bits, scales, sizes, out.numel()))
-        return
     _write_signs(bits.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), out.numpy(), False)
 
 
 def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None) -> tuple[Tensor, Tensor]:
-    """int8 multiples [elements] of the float32 size of a level in each block: (multiples, sizes of levels).
-
-    Blocks of `BLOCK` elements begin anew with each of the tensors, of `sizes`, in `values`; the largest magnitude in a
-    block is `levels` levels. An element becomes the nearest level or, with a 63-bit `seed`, one of its two neighbours
-    at random, so that the mean is exact. The same seed gives the same draws on every device.
-    """
-    scales = torch.empty(blocks_in(sizes), device=values.device)
-    multiples = torch.empty(values.numel(), dtype=torch.int8, device=values.device)
-    if _on_cpu(values):
-        low, high = (0, 0) if seed is None else (seed & 0xFFFFFFFF, seed >> 32)
-        bounds = np.asarray(sizes, dtype=np.int64)
-        key = (np.uint32(low), np.uint32(high))
-        _quantise(values.numpy(), bounds, np.float32(levels), seed is not None, *key, scales.numpy(), multiples.numpy())
-        return multiples, scales
-    blocks = [pad(part.abs(), (0, -part.numel() % BLOCK)).view(-1, BLOCK) for part in values.split(list(sizes))]
-    largest = torch.cat([block.amax(1) for block in blocks]) if blocks else scales
-    torch.clamp_min(largest / levels, torch.finfo(torch.float32).tiny, out=scales)
-    exact = values / _per_element(scales, sizes)
-    rounded = exact.round() if seed is None else (exact + _draws(values, seed)).floor()
-    multiples.copy_(rounded.clamp_(-levels, levels))
+    scales = torch.empty(blocks_in(sizes))
+    multiples = torch.empty(values.numel(), dtype=torch.int8)
+    low, high = (0, 0) if seed is None else (seed & 0xFFFFFFFF, seed >> 32)
+    bounds = np.asarray(sizes, dtype=np.int64)
+    key = (np.uint32(low), np.uint32(high))
+    _quantise(values.numpy(), bounds, np.float32(levels), seed is not None, *key, scales.numpy(), multiples.numpy())
     return multiples, scales
 
 
 def dequantise(multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
-    """Write the values of `quantise` to float32 `out`."""
-    if not _on_cpu(out):
-        torch.mul(multiples, _per_element(scales, sizes), out=out)
-        return
     _dequantise(multiples.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), out.numpy())
-
-
-def blocks_in(sizes: tuple[int, ...]) -> int:
-    """Number of blocks that `quantise` makes."""
-    return sum(-(-size // BLOCK) for size in sizes)
-
-
-def _on_cpu(values: Tensor) -> bool:
-    return values.device.type == "cpu"
-
-
-def _per_element(scales: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    lengths = [min(BLOCK, size - begin) for size in sizes for begin in range(0, size, BLOCK)]
-    return scales.repeat_interleave(torch.tensor(lengths, dtype=torch.int64, device=scales.device))
-
-
-def _draws(values: Tensor, seed: int) -> Tensor:
-    """float32 in [0, 1) for each element: what `_uniform` gives, in torch's words."""
-    low, high, mask = seed & 0xFFFFFFFF, seed >> 32, 0xFFFFFFFF
-    word = torch.arange(values.numel(), dtype=torch.int64, device=values.device) & mask
-    for key in (low, high):
-        word ^= key
-        word = ((word ^ (word >> 16)) * 0x7FEB352D) & mask
-        word = ((word ^ (word >> 15)) * 0x846CA68B) & mask
-        word ^= word >> 16
-    return (word >> 8).float() * 2.0**-24
-
-
-def _signed(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], numel: int) -> Tensor:
-    signs = (bits.view(-1, 1) & _bit_values(bits.device)).ne(0).view(-1)[:numel]
-    scale = scales.repeat_interleave(torch.tensor(sizes, dtype=torch.int64, device=scales.device))
-    return torch.where(signs, scale, -scale)
-
-
-def _bit_values(device: torch.device) -> Tensor:
-    return torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=device)
 
 
 def _candidates(values: np.ndarray, k: int) -> np.ndarray | None:
     """Indices, ascending, of all elements from a sampled threshold up, at least `k`; None if the sample misleads."""
-    stride = k // _SAMPLES_ABOVE
-    if stride < 4:
+    plan = sample_of(values.size, k)
+    if plan is None:
         return None
+    stride, rank = plan
     sample = np.abs(values[::stride])
-    expected = sample.size * k / values.size
-    rank = min(sample.size, int(expected + 4 * math.sqrt(expected)) + 1)
     threshold = np.partition(sample, sample.size - rank)[sample.size - rank]
     room = min(values.size, 2 * k)
     found = np.empty(room + _CHUNK, np.int32 if values.size < 2**31 else np.int64)

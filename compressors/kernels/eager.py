@@ -1,0 +1,123 @@
+"""The kernels in torch's operations, for devices without kernels of their own.
+
+Signatures are those of `compressors.kernels`, but that all results stay on the device. Nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from compressors.kernels import layout
+
+LOW_WORD = 0xFFFFFFFF
+
+
+def add_scaled(gradient: Tensor, factor: float, base: Tensor | None, out: Tensor) -> Tensor:
+    if base is None:
+        torch.mul(gradient.to(out.dtype), factor, out=out)
+    else:  # which may be `out`
+        torch.add(gradient.to(out.dtype) * factor, base, out=out)
+    return out.abs().sum(dtype=torch.float64)
+
+
+def all_finite(values: Tensor) -> Tensor:
+    return values.isfinite().all()
+
+
+def clear_unless(kept: Tensor, values: Tensor) -> None:
+    values.masked_fill_(~kept, 0.0)
+
+
+def magnitudes(values: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    sums = [part.abs().sum(dtype=torch.float64) for part in values.split(list(sizes))]
+    return torch.stack(sums) if sums else torch.empty(0, dtype=torch.float64, device=values.device)
+
+
+def top_k(values: Tensor, k: int, *, sampled: bool) -> Tensor:
+    # Of entries all different, so that of equal magnitudes the first are taken.
+    places = torch.arange(values.numel(), device=values.device)
+    entries = (values.abs().view(torch.int32).long() << 32) | (LOW_WORD - places)
+    return indices_of(entries.topk(k, sorted=False).values)
+
+
+def indices_of(entries: Tensor) -> Tensor:
+    """The indices, ascending, of which `top_k` made the low words of `entries`."""
+    return (LOW_WORD - (entries & LOW_WORD)).sort().values
+
+
+def gather(values: Tensor, indices: Tensor) -> Tensor:
+    return values[indices]
+
+
+def scatter_add(indices: Tensor, added: Tensor, factor: float | Tensor, total: Tensor) -> None:
+    total[indices.long()] += added.float() * factor
+
+
+def pack_signs(values: Tensor) -> Tensor:
+    padded = torch.zeros(-(-values.numel() // 8) * 8, dtype=torch.uint8, device=values.device)
+    padded[: values.numel()] = values >= 0
+    return (padded.view(-1, 8) << _shifts(values.device)).sum(1, dtype=torch.uint8)
+
+
+def take_signs(values: Tensor, scales: Tensor, sizes: tuple[int, ...], bits: Tensor) -> None:
+    bits.copy_(pack_signs(values))
+    add_signs(bits, -scales, sizes, values)
+
+
+def add_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], total: Tensor) -> None:
+    total.add_(_signed(bits, scales, sizes, total.numel()))
+
+
+def set_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
+    out.copy_(_signed(bits, scales, sizes, out.numel()))
+
+
+def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None) -> tuple[Tensor, Tensor]:
+    blocks = [
+        pad(part.abs(), (0, -part.numel() % layout.BLOCK)).view(-1, layout.BLOCK) for part in _split(values, sizes)
+    ]
+    largest = torch.cat([values.new_empty(0), *(block.amax(1) for block in blocks)])
+    # By a tensor, because torch may multiply by a number's reciprocal instead, which rounds otherwise.
+    scales = (largest / torch.full_like(largest, levels)).clamp_min_(torch.finfo(torch.float32).tiny)
+    exact = values / per_element(scales, sizes)
+    rounded = exact.round() if seed is None else (exact + draws(values, seed)).floor()
+    return rounded.clamp_(-levels, levels).to(torch.int8), scales
+
+
+def dequantise(multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
+    torch.mul(multiples, per_element(scales, sizes), out=out)
+
+
+def per_element(scales: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """The scale of each element's block."""
+    repeats = layout.block_lengths(sizes, scales.device)
+    return scales.repeat_interleave(repeats, output_size=sum(sizes))
+
+
+def draws(values: Tensor, seed: int) -> Tensor:
+    """float32 in [0, 1) for each element: what the compiled loops draw, in torch's words."""
+    low, high, mask = seed & LOW_WORD, seed >> 32, LOW_WORD
+    word = torch.arange(values.numel(), dtype=torch.int64, device=values.device) & mask
+    for key in (low, high):
+        word ^= key
+        word = ((word ^ (word >> 16)) * 0x7FEB352D) & mask
+        word = ((word ^ (word >> 15)) * 0x846CA68B) & mask
+        word ^= word >> 16
+    return (word >> 8).float() * 2.0**-24
+
+
+def _split(values: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return values.split(list(sizes)) if sizes else ()
+
+
+def _signed(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], numel: int) -> Tensor:
+    signs = ((bits.view(-1, 1) >> _shifts(bits.device)) & 1).bool().view(-1)[:numel]
+    scale = scales.repeat_interleave(layout.table(sizes, scales.device), output_size=numel)
+    return torch.where(signs, scale, -scale)
+
+
+def _shifts(device: torch.device) -> Tensor:
+    """By how many bits each of a byte's eight signs is shifted."""
+    return torch.arange(7, -1, -1, dtype=torch.uint8, device=device)
