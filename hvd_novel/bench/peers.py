@@ -25,8 +25,7 @@ def join(device: torch.device) -> None:
     """
     topology = comm.topology()
     server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if topology.rank == 0 else None
-    port = server.port if server else 0
-    address, port = comm.all_gather_object((comm.address_of_first(port, "peers"), port), "peers.address")[0]
+    address, port = comm.address_of_first(server.port if server else 0, "peers.address")
     # By default Gloo takes the interface that the host's name stands for, which may not lead to the other hosts.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", comm.interface_towards(address))
     dist.init_process_group(
@@ -55,7 +54,10 @@ def _fp16(model: torch.nn.Module) -> DistributedDataParallel:
 
 
 def _powersgd(model: torch.nn.Module) -> DistributedDataParallel:
-    wrapped = DistributedDataParallel(model)
+    # The hook submits operations from callbacks. With Gloo those of several buckets take turns in an order that differs
+    # between ranks, which then wait for each other or abort: all gradients in one bucket.
+    whole = sum(parameter.nbytes for parameter in model.parameters()) / 2**20 + 1
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=whole if dist.get_backend() == "gloo" else None)
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=_RANK, start_powerSGD_iter=DENSE_STEPS, random_seed=0
     )
