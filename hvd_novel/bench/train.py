@@ -252,7 +252,7 @@ def table(report: Report) -> Table:
     printed = Table(
         title=f"{report.ranks} ranks, {report.parameters:,} parameters, {report.settings.tokens} tokens a rank, "
         f"medians of {report.settings.rounds} steps",
-        caption=describe_link(report),
+        caption=_describe_link(report),
     )
     full_link = any(row.against_full_link for row in report.ways)
     columns = ["way", "ms", "tokens/s", "x compute", "none / it", "MB sent", "encode", "exchange", "decode"]
@@ -272,7 +272,7 @@ def table(report: Report) -> Table:
     return printed
 
 
-def describe_link(report: Report) -> str:
+def _describe_link(report: Report) -> str:
     """What the link carried, in words."""
     measured = f"dense float32 reached {8 * report.bytes_per_second / 1e6:.0f} Mbit/s"
     if report.link_share is None:

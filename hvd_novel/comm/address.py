@@ -13,10 +13,11 @@ from hvd_novel.errors import UserError
 _WAIT_SECONDS = 3.0
 
 
-def address_of_first(port: int, name: str) -> str:
-    """An IPv4 address at which every rank reaches `port` of rank 0, where something listens on all interfaces.
+def address_of_first(port: int, name: str) -> tuple[str, int]:
+    """The IPv4 address at which every rank reaches rank 0, and rank 0's `port`, open there on all interfaces.
 
-    Collective; `port` counts on rank 0 only. Needs no names of hosts. Raises UserError if there is no such address.
+    Collective; what others give for `port` does not count. Hosts need no names. Raises UserError if there is no such
+    address.
     """
     topo = topology()
     alone = topo.local_size == topo.size
@@ -25,7 +26,7 @@ def address_of_first(port: int, name: str) -> str:
     reached = all_gather_object([_reaches(address, port) for address in candidates], f"{name}.reached")
     for address, by_ranks in zip(candidates, zip(*reached, strict=True), strict=True):
         if all(by_ranks):
-            return address
+            return address, port
     raise UserError(
         f"the ranks cannot all reach rank 0 by TCP, at any of {', '.join(candidates)}; "
         "connections between the job's hosts must be let through"

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 
-_LOWEST = os.SCHED_IDLE, os.sched_param(0)
+_LOWEST = (os.SCHED_IDLE, os.sched_param(0))
 _threads: set[int] = set()
 
 
@@ -29,14 +29,16 @@ def hushed() -> Iterator[None]:
 
     Operations go on inside, slowly. Threads are this process's: ranks of a host enter together.
     """
-    policies = {thread: os.sched_getscheduler(thread) for thread in _threads} if can_hush() else {}
-    for thread in policies:
+    threads = _threads & _running() if can_hush() else set()
+    policies = {thread: (os.sched_getscheduler(thread), os.sched_getparam(thread)) for thread in threads}
+    for thread in threads:
         os.sched_setscheduler(thread, *_LOWEST)
     try:
         yield
     finally:
         for thread, policy in policies.items():
-            os.sched_setscheduler(thread, policy, os.sched_param(0))
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setscheduler(thread, *policy)
 
 
 @cache
@@ -45,10 +47,10 @@ def can_hush() -> bool:
     allowed = []
 
     def try_it() -> None:
-        policy = os.sched_getscheduler(0)
+        policy = os.sched_getscheduler(0), os.sched_getparam(0)
         os.sched_setscheduler(0, *_LOWEST)
         with contextlib.suppress(PermissionError):
-            os.sched_setscheduler(0, policy, os.sched_param(0))
+            os.sched_setscheduler(0, *policy)
             allowed.append(True)
 
     trial = threading.Thread(target=try_it)
