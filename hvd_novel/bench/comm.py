@@ -71,7 +71,7 @@ def measure(
     """Exchange gradients of `elements` float32 numbers `steps` times by each scheme; every rank calls this."""
     topology = comm.init(deterministic=False)
     torch.set_num_threads(1)
-    operation, rate = _link(topology.size)
+    operation, rate = link(topology.size)
     say(f"{topology.size} ranks ({comm.controller()}), {8 * rate / 1e6:.0f} Mbit/s, {1000 * operation:.2f} ms")
     gradients = _gradients(elements, topology.rank)
     exchanges = []
@@ -197,7 +197,7 @@ def _exchange(scheme: str, mib: float, found: dict[str, list[Any]], optimizer: A
     )
 
 
-def _link(ranks: int) -> tuple[float, float]:
+def link(ranks: int) -> tuple[float, float]:
     """Seconds of an all-reduce of one number, and the bytes a second that a rank sends in one of many."""
     small, large = torch.zeros(1), torch.zeros(8 * 2**20)
     operation = _median_seconds(lambda: comm.all_reduce(small, "bench.small"), 20)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from hvd_novel.errors import UserError
+from hvd_novel.launcher import launched, launched_rank
 
 app = typer.Typer(no_args_is_help=True, help="Measure, and print ratios.")
 _WIDTH = 120  # of tables, also where the output is no terminal
@@ -89,16 +93,10 @@ def comm(
     To be started under `mpirun` or `horovodrun`; `scripts/bench-netlab` does so on emulated hosts.
     """
     from hvd_novel.bench import comm as bench
-    from hvd_novel.comm import launched, leave
-    from hvd_novel.errors import UserError
-    from hvd_novel.launcher import launched_rank
+    from hvd_novel.comm import leave
 
-    unknown = [name for name in scheme or () if name not in bench.SCHEMES]
-    if unknown:
-        raise UserError(f"no scheme is called {', '.join(unknown)}; there are {', '.join(bench.SCHEMES)}")
-    if not launched():
-        raise UserError("one process exchanges nothing: start this under a launcher, such as mpirun -np 2")
-    leads = launched_rank() == 0
+    _check_known("scheme", scheme, bench.SCHEMES)
+    leads = _leads()
     report = bench.measure(
         elements=elements,
         buckets_mib=bucket or [25.0],
@@ -108,6 +106,43 @@ def comm(
     )
     if leads:
         _print(bench.as_json(report), [bench.table(report), bench.coding_table(report)], as_json)
+    leave(0)
+
+
+@app.command()
+def train(
+    way: Annotated[Optional[list[str]], typer.Option(help="Ways to exchange (repeat it); default: all.")] = None,  # noqa: UP045
+    rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each.")] = 20,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a rank in a step.")] = 256,
+    width: Annotated[int, typer.Option(min=32, help="Of the model, a multiple of 32.")] = 256,
+    layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = 8,
+    vocabulary: Annotated[int, typer.Option(min=2, help="Of the model.")] = 4096,
+    threads: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="CPU threads of a rank; default: the host's cores, shared among its ranks."),
+    ] = None,
+    link_mbit: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=1e-3, help="What a host's link can carry in Mbit/s, to say what share of it was used."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Seconds of a training step: computing alone, with each compressor, and with torch DDP and its hooks.
+
+    To be started under `mpirun` or `horovodrun`; `scripts/bench-netlab` does so on emulated hosts. Every way holds a
+    model, its gradients and two moments, and some of them two residuals. Keys of the JSON object are explained in
+    `hvd_novel/bench/train.py`.
+    """
+    from hvd_novel.bench import train as bench
+    from hvd_novel.bench.ways import WAYS
+    from hvd_novel.comm import leave
+
+    _check_known("way", way, WAYS)
+    leads = _leads()
+    settings = bench.Settings(width, layers, vocabulary, tokens, rounds, threads, link_mbit)
+    report = bench.measure(settings, way or WAYS, say=_log if leads else lambda line: None)
+    if leads:
+        _print(bench.as_json(report), [bench.table(report)], as_json)
     leave(0)
 
 
@@ -163,6 +198,19 @@ def waits(
     found = bench.measure(store, steps=steps, width=width)
     if found:
         _print(found, [bench.table(found)], as_json)
+
+
+def _check_known(kind: str, names: Sequence[str] | None, known: Collection[str]) -> None:
+    """Raise UserError for names that are not `known`."""
+    if unknown := [name for name in names or () if name not in known]:
+        raise UserError(f"no {kind} is called {', '.join(unknown)}; there are {', '.join(known)}")
+
+
+def _leads() -> bool:
+    """Whether this process is the job's rank 0. Raises UserError where no launcher started it."""
+    if not launched():
+        raise UserError("one process exchanges nothing: start this under a launcher, such as mpirun -np 2")
+    return launched_rank() == 0
 
 
 def _print(found: dict[str, Any], tables: list[Table], as_json: bool) -> None:

@@ -6,8 +6,10 @@ has a name, the same on all ranks: Horovod matches unnamed ones by a per-process
 one rank would stall the job.
 """
 
+from hvd_novel.comm.address import address_of_first, interface_towards
 from hvd_novel.comm.arrays import SharedArray, shared_array
 from hvd_novel.comm.counter import Counter, shared_counter
+from hvd_novel.comm.hush import can_hush, hushed
 from hvd_novel.comm.job import (
     LostRankError,
     Topology,
@@ -30,14 +32,18 @@ __all__ = [
     "LostRankError",
     "SharedArray",
     "Topology",
+    "address_of_first",
     "all_gather_object",
     "all_reduce",
     "all_reduce_sum",
     "broadcast_parameters",
+    "can_hush",
     "controller",
     "distributed",
+    "hushed",
     "in_parallel",
     "init",
+    "interface_towards",
     "launched",
     "leave",
     "shared_array",

@@ -13,6 +13,7 @@ import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
+from hvd_novel.comm.hush import starting_threads
 from hvd_novel.errors import UserError
 from hvd_novel.launcher import launched
 
@@ -68,7 +69,7 @@ def init(*, deterministic: bool, process_sets: bool = False, seldom: bool = Fals
         os.environ.setdefault(name, value)
     if deterministic:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
-    hvd.init(process_sets="dynamic" if process_sets else None)
+    starting_threads(lambda: hvd.init(process_sets="dynamic" if process_sets else None))
     return topology()
 
 

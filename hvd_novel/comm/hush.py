@@ -1,0 +1,63 @@
+"""Horovod's threads made to stand back while something else is timed.
+
+They confer once a cycle, of 1 ms by default, also when there is nothing to send, and under MPI spin until the last has
+come. Whatever is timed beside them on the same cores pays for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+
+_LOWEST = (os.SCHED_IDLE, os.sched_param(0))
+_threads: set[int] = set()
+
+
+def starting_threads(start: Callable[[], None]) -> None:
+    """Run `start`; the threads that it starts are Horovod's."""
+    before = _running()
+    start()
+    _threads.update(_running() - before)
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """Inside, Horovod's threads run only on cores that nobody else wants; as before where `can_hush` denies it.
+
+    Operations go on inside, slowly. Threads are this process's: ranks of a host enter together.
+    """
+    threads = _threads & _running() if can_hush() else set()
+    policies = {thread: (os.sched_getscheduler(thread), os.sched_getparam(thread)) for thread in threads}
+    for thread in threads:
+        os.sched_setscheduler(thread, *_LOWEST)
+    try:
+        yield
+    finally:
+        for thread, policy in policies.items():
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setscheduler(thread, *policy)
+
+
+@cache
+def can_hush() -> bool:
+    """Whether this process may raise threads again that it has lowered: root, CAP_SYS_NICE or RLIMIT_NICE."""
+    allowed = []
+
+    def try_it() -> None:
+        policy = os.sched_getscheduler(0), os.sched_getparam(0)
+        os.sched_setscheduler(0, *_LOWEST)
+        with contextlib.suppress(PermissionError):
+            os.sched_setscheduler(0, *policy)
+            allowed.append(True)
+
+    trial = threading.Thread(target=try_it)
+    trial.start()
+    trial.join()
+    return bool(allowed)
+
+
+def _running() -> set[int]:
+    return {int(thread) for thread in os.listdir("/proc/self/task")}
