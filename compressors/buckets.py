@@ -17,6 +17,7 @@ from torch.nn import Parameter
 
 from compressors import kernels
 from compressors.codec import Compressor, Frame
+from compressors.codecs.none import DenseBuckets
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,17 @@ def gradient(parameter: Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
+
+
+def chosen_for(compression: Compressor, min_numel: int) -> Callable[[str, Parameter], Compressor]:
+    """What compresses a parameter under `compression`; those of fewer than `min_numel` elements may travel densely."""
+    dense = DenseBuckets()
+
+    def compressor_of(name: str, parameter: Parameter) -> Compressor:
+        chosen = compression.for_parameter(name)
+        return chosen if chosen.accepts(parameter.shape, min_numel) else dense
+
+    return compressor_of
 
 
 def make_buckets(
