@@ -23,6 +23,7 @@ from hvd_novel.comm.job import (
     leave,
     together,
     topology,
+    wire,
 )
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "shared_counter",
     "together",
     "topology",
+    "wire",
 ]
