@@ -19,6 +19,9 @@ from compressors import kernels
 from compressors.codec import Compressor, Frame
 from compressors.codecs.none import DenseBuckets
 
+BUCKET_BYTES = 25 * 2**20
+"""float32 bytes of gradients that travel as one, if nothing else is said."""
+
 
 @dataclass(frozen=True)
 class Bucket:

@@ -22,7 +22,7 @@ from torch.nn import Parameter
 
 from compressors import state
 from compressors.agreement import agree
-from compressors.buckets import chosen_for, make_buckets
+from compressors.buckets import BUCKET_BYTES, chosen_for, make_buckets
 from compressors.channels import Stage
 from compressors.codec import Compressor
 from compressors.codecs.none import NoCompression
@@ -51,7 +51,7 @@ def DistributedOptimizer(  # noqa: N802
     process_set: Any = hvd.global_process_set,
     *,
     scaler: Any = None,
-    bucket_bytes: int = 25 * 2**20,
+    bucket_bytes: int = BUCKET_BYTES,
     min_numel: int = 1024,
 ) -> Any:
     """Wrap `optimizer` as ``horovod.torch.DistributedOptimizer`` does, and exchange gradients by `compression`.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from compressors.buckets import chosen_for, make_buckets
+from compressors.buckets import BUCKET_BYTES, chosen_for, make_buckets
 from compressors.channels import Stage
 from compressors.codec import Compressor
 from compressors.codecs.rows import SparseRows
@@ -72,7 +72,7 @@ def rehearse(
     ranks: int,
     *,
     rounds: int = 1,
-    bucket_bytes: int = 25 * 2**20,
+    bucket_bytes: int = BUCKET_BYTES,
     min_numel: int = 1024,
 ) -> Rehearsal:
     """Exchange random gradients of `parameters` as one of `ranks`, once to warm up and `rounds` times.

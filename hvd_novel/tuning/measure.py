@@ -12,6 +12,7 @@ import torch
 from torch.nn import Parameter
 
 import compressors
+from compressors.buckets import BUCKET_BYTES
 from compressors.exchange import Pending, Wire
 from compressors.ledger import Ledger
 from compressors.rehearsal import Kind, Rehearsal, rehearse
@@ -19,7 +20,7 @@ from hvd_novel import comm
 from hvd_novel.tuning.model import Link
 
 _SMALL_ROUNDS, _LARGE_ROUNDS = 20, 3
-_TOGETHER = 16  # all-to-alls submitted at once
+_TOGETHER = 64  # all-to-alls submitted at once
 _PARTS = 4  # tensors in a large exchange, as buckets are several
 _LEAST_SECONDS = 0.05
 _SMALLEST, _LARGEST = 2**20, 2**25  # bytes of a large exchange
@@ -46,13 +47,18 @@ def measure_link(device: torch.device, compute: Callable[[], object] | None = No
         ledger.close_step(0)
         exchange()
         ledger.close_step(0)
-        rates[kind] = ledger.bytes_sent / max(seconds - latency, 1e-9)
+        rates[kind] = ledger.bytes_sent / max(seconds - latency, seconds / 10)  # on a busy machine latency may be any
     overlap = _overlap(wire, nbytes, device, compute) if compute else 0.0
     return Link(wire.ranks, latency, hop, rates, overlap)
 
 
 def measure_coding(
-    parameters: Sequence[tuple[str, Parameter]], schemes: Mapping[str, dict[str, Any]], ranks: int, *, rounds: int = 3
+    parameters: Sequence[tuple[str, Parameter]],
+    schemes: Mapping[str, dict[str, Any]],
+    ranks: int,
+    *,
+    rounds: int = 3,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> dict[str, Rehearsal]:
     """The exchange by each of `schemes` rehearsed for `ranks`, with the coding time of the slowest rank here.
 
@@ -61,7 +67,7 @@ def measure_coding(
     found = {}
     for name, settings in schemes.items():
         comm.all_reduce_sum([0.0], "tuning.start")
-        own = rehearse(parameters, compressors.get(**settings), ranks, rounds=rounds)
+        own = rehearse(parameters, compressors.get(**settings), ranks, rounds=rounds, bucket_bytes=bucket_bytes)
         found[name] = dataclasses.replace(own, coding_seconds=slowest(own.coding_seconds))
     return found
 
