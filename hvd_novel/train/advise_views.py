@@ -16,7 +16,7 @@ _WIDTH = 120  # of tables, also where the output is no terminal
 
 def render(found: dict[str, Any], console: Console) -> None:
     """Print what `advise.advise` found."""
-    wide = Console(width=max(_WIDTH, console.width))
+    wide = Console(file=console.file, width=max(_WIDTH, console.width))
     for table in _tables(found):
         wide.print(table)
     if found["recommended"]:

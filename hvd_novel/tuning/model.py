@@ -106,7 +106,7 @@ def latency(link: Link, operations: Iterable[Operation]) -> float:
 def break_even(work: Work, link: Link, dense: Rehearsal, other: Rehearsal) -> float:
     """Bytes a second from which on `dense` is at least as fast as `other`, with the latencies of `link`.
 
-    Infinite if `other` is faster at any rate, 0 if at none.
+    Infinite if `other` is faster however high the rate, 0 if it is at none.
     """
 
     def gap(inverse: float) -> float:
@@ -119,7 +119,8 @@ def break_even(work: Work, link: Link, dense: Rehearsal, other: Rehearsal) -> fl
         return math.inf
     for low, high in zip(points, [*points[1:], 2 * points[-1] + 1], strict=True):
         if gap(high) > 0:
-            return 1 / (low + (high - low) * -gap(low) / (gap(high) - gap(low)))
+            inverse = low + (high - low) * -gap(low) / (gap(high) - gap(low))
+            return 1 / inverse if inverse > 0 else math.inf
     return 0.0
 
 
