@@ -38,7 +38,8 @@ def advise(
     """Measure and predict; every rank calls this, and rank 0 gets the findings, others None.
 
     `ranks` and `mbit` (megabits a second) are predicted for besides what is there. A process alone has no network: it
-    takes each of `mbit` with rounds of `latency` seconds. `turns`: of measured steps of each scheme, 0 for none.
+    takes each of `mbit` with rounds of `latency` seconds, and that backward hides what it can. `turns`: of measured
+    steps of each scheme, 0 for none.
 
     * ``ranks``, ``controller``, ``parameters``; ``work``: see `Work`, of a rank in a step; ``link``: see `Link`, with
       ``mbit`` by kind of collective; null where one process has none

@@ -19,7 +19,7 @@ from hvd_novel.tuning.model import predict
 from hvd_novel.tuning.schemes import DENSE, SAFE, SCHEMES, choose
 
 _NEAR = 1.25
-"""What is predicted to take longer than so many times the fastest is not tried: predictions are not worse than that."""
+"""What is predicted to take longer than so many times the fastest is not tried."""
 _TURNS, _BLOCK = 4, 3
 """Each scheme is tried in `_TURNS` blocks of `_BLOCK` steps, of which the first does not count."""
 

@@ -22,15 +22,15 @@ from hvd_novel.tuning.model import Link
 _SMALL_ROUNDS, _LARGE_ROUNDS = 20, 3
 _TOGETHER = 64  # all-to-alls submitted at once
 _PARTS = 4  # tensors in a large exchange, as buckets are several
-_LEAST_SECONDS = 0.05
+_LEAST_SECONDS, _LONG_SECONDS = 0.05, 0.5
 _SMALLEST, _LARGEST = 2**20, 2**25  # bytes of a large exchange
 
 
 def measure_link(device: torch.device, compute: Callable[[], object] | None = None) -> Link:
-    """Latency and rates between the ranks, of tensors on `device`; takes about two seconds.
+    """Latency and rates between the ranks, of tensors on `device`.
 
     With `compute`, about a backward pass, also how much of an exchange it hides; otherwise nothing is taken to be
-    hidden. Needs two ranks.
+    hidden. Needs two ranks or more.
     """
     ledger = Ledger()
     wire = comm.wire("tuning", ledger)
@@ -115,8 +115,11 @@ def _overlap(wire: Wire, nbytes: int, device: torch.device, compute: Callable[[]
         compute()
         pending.wait()
 
+    start = time.perf_counter()
+    compute()
+    rounds = 1 if slowest(time.perf_counter() - start) > _LONG_SECONDS else _LARGE_ROUNDS
     actions = (compute, lambda: _all([wire.all_reduce(tensor, "overlap")]), both)
-    computing, exchanging, together = _interleaved(actions, _LARGE_ROUNDS)
+    computing, exchanging, together = _interleaved(actions, rounds)
     shorter = min(computing, exchanging)
     return min(1.0, max(0.0, (computing + exchanging - together) / shorter)) if shorter > 0 else 0.0
 
