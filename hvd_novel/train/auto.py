@@ -22,6 +22,8 @@ _NEAR = 1.25
 """What is predicted to take longer than so many times the fastest is not tried."""
 _TURNS, _BLOCK = 4, 3
 """Each scheme is tried in `_TURNS` blocks of `_BLOCK` steps, of which the first does not count."""
+_HOPELESS = 1.1
+"""What a scheme may take, after each turn, in times of the fastest, without being left out of the next."""
 
 Decision = dict[str, Any]
 """Values of a ``compression`` record."""
@@ -59,10 +61,9 @@ class Auto:
         """Take the time of the step; returns what was decided, if that ended a trial."""
         if self._trial is None:
             return None
-        self._trial.observe(seconds, tokens)
-        if not self._trial.over:
+        times = self._trial.observe(seconds, tokens)
+        if times is None:
             return None
-        times = self._trial.seconds()
         self._trial = None
         return self._settle(choose(times), "tried", times)
 
@@ -106,31 +107,39 @@ class _Trial:
     """Steps under several schemes in turns."""
 
     def __init__(self, schemes: Sequence[str]) -> None:
-        self._turns = [(name, place > 0) for _ in range(_TURNS) for name in schemes for place in range(_BLOCK)]
         self._taken: dict[str, list[float]] = {name: [] for name in schemes}
         self._tokens: list[int] = []
+        self._seconds: dict[str, float] = {}
+        self._turns = _TURNS
+        self._begin_turn(schemes)
 
     @property
     def scheme(self) -> str:
         """That of the next step."""
-        return self._turns[0][0]
+        return self._steps[0][0]
 
-    @property
-    def over(self) -> bool:
-        """Whether all steps have been taken."""
-        return not self._turns
+    def observe(self, seconds: float, tokens: int) -> dict[str, float] | None:
+        """Take the time of a step; after the last one, returns the seconds of a step of mean size under each scheme.
 
-    def observe(self, seconds: float, tokens: int) -> None:
-        """Take the time of a step."""
-        name, counts = self._turns.pop(0)
+        All ranks call this together, and get those of the slowest rank.
+        """
+        name, counts = self._steps.pop(0)
         if counts:
             self._taken[name].append(seconds / tokens)
             self._tokens.append(tokens)
+        if self._steps:
+            return None
+        mean = statistics.mean(self._tokens)
+        for scheme in self._left:
+            self._seconds[scheme] = mean * slowest(statistics.median(self._taken[scheme]))
+        fastest = min(self._seconds.values())
+        self._turns -= 1
+        self._begin_turn([scheme for scheme in self._left if self._seconds[scheme] <= _HOPELESS * fastest])
+        return self._seconds if self._turns == 0 or len(self._left) == 1 else None
 
-    def seconds(self) -> dict[str, float]:
-        """Of a step of mean size under each scheme, on the slowest rank; all ranks call this."""
-        tokens = statistics.mean(self._tokens)
-        return {name: tokens * slowest(statistics.median(taken)) for name, taken in self._taken.items()}
+    def _begin_turn(self, schemes: Sequence[str]) -> None:
+        self._left = list(schemes)
+        self._steps = [(name, place > 0) for name in schemes for place in range(_BLOCK)]
 
 
 def forecast(model: PreTrainedModel, workload: Workload, *, overlap: bool, ranks: int) -> dict[str, float]:

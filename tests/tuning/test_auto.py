@@ -61,8 +61,17 @@ def test_a_clear_prediction_decides() -> None:
 def test_where_it_is_close_steps_decide() -> None:
     choice, _ = chooser(CLOSE)
     # int8 is predicted to be slow and not tried; of the others, the one that turns out to be fast is taken.
-    decided = take(choice, range(60), {"none": 1.0, "fp16": 0.9, "int8": 0.1})
+    decided = take(choice, range(60), {"none": 1.0, "fp16": 0.95, "int8": 0.1})
     assert decided == [(0, "none", "predicted, trying none, fp16"), (24, "fp16", "tried")]
+
+
+def test_what_turns_out_to_be_slow_is_not_tried_again() -> None:
+    choice, optimizer = chooser({"none": 1.0, "fp16": 1.0, "int8": 1.0})
+    decided = take(choice, range(60), {"none": 1.0, "fp16": 0.95, "int8": 1.5})
+    assert decided[-1] == (9 + 3 * 6, "fp16", "tried")
+    assert optimizer.used.count("QSGD") == 1
+    choice, _ = chooser(CLOSE)
+    assert take(choice, range(60), {"none": 1.0, "fp16": 0.8})[-1] == (6, "fp16", "tried")
 
 
 def test_within_a_percent_the_exact_one_is_kept() -> None:
