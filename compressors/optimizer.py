@@ -134,15 +134,23 @@ def _install(
 
     ledger = Ledger()
     set_id = wrapped.process_set.process_set_id
-    wire = Wire(wrapped.process_set, f"compressors.{set_id}.{next(_counts[set_id])}", ledger)
+    prefix = f"compressors.{set_id}.{next(_counts[set_id])}"
+    wire = Wire(wrapped.process_set, prefix, ledger)
     trained = _trained(wrapped, named)
     average = wrapped.op == hvd.Average
     share = 1.0 if average else 1.0 / wire.ranks
 
+    wires: dict[str, Wire] = {}
+
     def reducer_of(compression: Compressor) -> Reducer:
         agree(_settings(wrapped, trained, compression, average, bucket_bytes, min_numel), wire)
         buckets = make_buckets(trained, chosen_for(compression, min_numel), bucket_bytes)
-        return Reducer(buckets, wire, ledger, average=average, scale=scale, stage=lambda: _stage(wrapped, share))
+        # Names of its own for each compressor: Horovod's cache knows an operation by name, type and shape, and would
+        # take an all-to-all for the all-gather that had its name before.
+        own = wires.setdefault(
+            repr(compression.settings()), Wire(wrapped.process_set, f"{prefix}.{len(wires)}", ledger)
+        )
+        return Reducer(buckets, own, ledger, average=average, scale=scale, stage=lambda: _stage(wrapped, share))
 
     reducer = reducer_of(compression)
     if isinstance(wrapped, MomentumOptimizer):
