@@ -19,6 +19,7 @@ from compressors.onebit_adam import OneBitAdam
 from compressors.optimizer import DistributedOptimizer
 from compressors.policies import ErrorFeedback, Policies
 from compressors.registry import available, get
+from compressors.rehearsal import Rehearsal, rehearse
 from compressors.topk_adam import TopKAdam
 
 __all__ = [
@@ -39,9 +40,11 @@ __all__ = [
     "Policies",
     "PowerSGD",
     "RandomK",
+    "Rehearsal",
     "SparseRows",
     "TopK",
     "TopKAdam",
     "available",
     "get",
+    "rehearse",
 ]

@@ -16,6 +16,10 @@ from torch.nn import Parameter
 
 from compressors import kernels
 from compressors.codec import Compressor, Frame
+from compressors.codecs.none import DenseBuckets
+
+BUCKET_BYTES = 25 * 2**20
+"""float32 bytes of gradients that travel as one, if nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,17 @@ def gradient(parameter: Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
+
+
+def chosen_for(compression: Compressor, min_numel: int) -> Callable[[str, Parameter], Compressor]:
+    """What compresses a parameter under `compression`; those of fewer than `min_numel` elements may travel densely."""
+    dense = DenseBuckets()
+
+    def compressor_of(name: str, parameter: Parameter) -> Compressor:
+        chosen = compression.for_parameter(name)
+        return chosen if chosen.accepts(parameter.shape, min_numel) else dense
+
+    return compressor_of
 
 
 def make_buckets(

@@ -102,21 +102,31 @@ class Wire:
     def all_reduce(self, tensor: Tensor, name: str, *, average: bool = False) -> Pending:
         """Sum (or average) `tensor` over ranks, in place. int32, int64, float16, float32 or float64."""
         self._sent(ring_all_reduce_bytes(tensor.nbytes, self.ranks))
-        op = hvd.Average if average else hvd.Sum
-        return Pending(hvd.allreduce_async_(tensor, op=op, name=self._name(name), process_set=self._set))
+        return self._all_reduce(tensor, name, average)
 
     def all_gather(self, part: Tensor, name: str, total_bytes: int | None = None) -> Pending:
         """The parts of all ranks, in rank order, as one flat tensor.
 
         `total_bytes` is its length, for the ledger; where nobody knows it, all parts are taken to be like this one.
         """
-        self._sent((total_bytes or part.nbytes * self.ranks) * (self.ranks - 1) // self.ranks)
-        return Pending(hvd.allgather_async(part, name=self._name(name), process_set=self._set))
+        total = total_bytes or part.nbytes * self.ranks
+        self._sent(total * (self.ranks - 1) // self.ranks)
+        return self._all_gather(part, name, total)
 
     def all_to_all(self, parts: Sequence[Tensor], name: str) -> Pending:
         """Send ``parts[r]``, flat, to rank r; gives (what came, elements from each rank)."""
-        sizes = torch.tensor([part.numel() for part in parts], dtype=torch.int32)
         self._sent(sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank))
+        return self._all_to_all(parts, name)
+
+    def _all_reduce(self, tensor: Tensor, name: str, average: bool) -> Pending:
+        op = hvd.Average if average else hvd.Sum
+        return Pending(hvd.allreduce_async_(tensor, op=op, name=self._name(name), process_set=self._set))
+
+    def _all_gather(self, part: Tensor, name: str, total_bytes: int) -> Pending:
+        return Pending(hvd.allgather_async(part, name=self._name(name), process_set=self._set))
+
+    def _all_to_all(self, parts: Sequence[Tensor], name: str) -> Pending:
+        sizes = torch.tensor([part.numel() for part in parts], dtype=torch.int32)
         joined = torch.cat(list(parts))
         return Pending(hvd.alltoall_async(joined, splits=sizes, name=self._name(name), process_set=self._set))
 

@@ -22,11 +22,10 @@ from torch.nn import Parameter
 
 from compressors import state
 from compressors.agreement import agree
-from compressors.buckets import make_buckets
+from compressors.buckets import BUCKET_BYTES, chosen_for, make_buckets
 from compressors.channels import Stage
 from compressors.codec import Compressor
-from compressors.codecs.none import DenseBuckets, NoCompression
-from compressors.codecs.rows import SparseRows
+from compressors.codecs.none import NoCompression
 from compressors.codecs.topk import TopK
 from compressors.exchange import Wire
 from compressors.hierarchy import Hierarchical
@@ -52,7 +51,7 @@ def DistributedOptimizer(  # noqa: N802
     process_set: Any = hvd.global_process_set,
     *,
     scaler: Any = None,
-    bucket_bytes: int = 25 * 2**20,
+    bucket_bytes: int = BUCKET_BYTES,
     min_numel: int = 1024,
 ) -> Any:
     """Wrap `optimizer` as ``horovod.torch.DistributedOptimizer`` does, and exchange gradients by `compression`.
@@ -60,7 +59,7 @@ def DistributedOptimizer(  # noqa: N802
     Every rank of `process_set` calls this with the same arguments. What comes back is Horovod's object: ``step``,
     ``synchronize``, ``skip_synchronize``, ``zero_grad`` (here also with ``set_to_none``) and
     ``backward_passes_per_step`` keep their meaning. Added are ``no_sync()``, ``ledger``,
-    ``compression_state_dict()`` and ``load_compression_state_dict(states)``.
+    ``set_compression(compression)``, ``compression_state_dict()`` and ``load_compression_state_dict(states)``.
 
     A step in which any rank's gradient is not finite is left out on all ranks: ``synchronize()`` sets all gradients
     to NaN and ``step()`` leaves parameters, optimizer and compressor as they were. On one rank gradients are exact
@@ -98,16 +97,20 @@ def DistributedOptimizer(  # noqa: N802
 
 
 def _check_arguments(compression: Any, op: int, predivide: float, num_groups: int, groups: Any) -> None:
-    if not isinstance(compression, Compressor):
-        raise ValueError(
-            f"compression={compression!r} is not a compressor of this package; choose one by compressors.get(name)"
-        )
+    _check_compression(compression)
     if op not in (hvd.Average, hvd.Sum):
         raise ValueError("op must be hvd.Average or hvd.Sum: Adasum combines gradients that must not be compressed")
     if predivide != 1.0:
         raise ValueError("gradient_predivide_factor is not supported: compressors prescale where it is needed")
     if num_groups or groups is not None:
         raise ValueError("groups are not supported: gradients travel in buckets; leave num_groups and groups out")
+
+
+def _check_compression(compression: Any) -> None:
+    if not isinstance(compression, Compressor):
+        raise ValueError(
+            f"compression={compression!r} is not a compressor of this package; choose one by compressors.get(name)"
+        )
 
 
 def _loss_scale(scaler: Any) -> Callable[[], float]:
@@ -131,29 +134,34 @@ def _install(
 
     ledger = Ledger()
     set_id = wrapped.process_set.process_set_id
-    wire = Wire(wrapped.process_set, f"compressors.{set_id}.{next(_counts[set_id])}", ledger)
+    prefix = f"compressors.{set_id}.{next(_counts[set_id])}"
+    wire = Wire(wrapped.process_set, prefix, ledger)
     trained = _trained(wrapped, named)
-    buckets = make_buckets(trained, _choice(compression, min_numel), bucket_bytes)
     average = wrapped.op == hvd.Average
-    agree(_settings(wrapped, trained, compression, average, bucket_bytes, min_numel), wire)
     share = 1.0 if average else 1.0 / wire.ranks
-    reducer = Reducer(buckets, wire, ledger, average=average, scale=scale, stage=lambda: _stage(wrapped, share))
+
+    wires: dict[str, Wire] = {}
+
+    def reducer_of(compression: Compressor) -> Reducer:
+        agree(_settings(wrapped, trained, compression, average, bucket_bytes, min_numel), wire)
+        buckets = make_buckets(trained, chosen_for(compression, min_numel), bucket_bytes)
+        # Names of its own for each compressor: Horovod's cache knows an operation by name, type and shape, and would
+        # take an all-to-all for the all-gather that had its name before.
+        own = wires.setdefault(
+            repr(compression.settings()), Wire(wrapped.process_set, f"{prefix}.{len(wires)}", ledger)
+        )
+        return Reducer(buckets, own, ledger, average=average, scale=scale, stage=lambda: _stage(wrapped, share))
+
+    reducer = reducer_of(compression)
     if isinstance(wrapped, MomentumOptimizer):
-        corrected = {
-            parameter: momentum
-            for bucket in buckets
-            if (momentum := _momentum(bucket.compressor))
-            for _, parameter in bucket.parameters
-        }
-        wrapped.attach(corrected, alone=wire.ranks == 1)
+        wrapped.attach(_corrected(reducer), alone=wire.ranks == 1)
     known = {parameter for _, parameter in trained}
-    takes_rows = {p for bucket in buckets if isinstance(bucket.compressor, SparseRows) for _, p in bucket.parameters}
 
     def allreduce_grad_async(self: Any, parameter: Parameter) -> tuple[Callable[[], Any], None]:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad.is_sparse:
-            parameter.grad = _densified(self, parameter, takes_rows)
+            parameter.grad = _densified(self, parameter, reducer)
         reducer.ready(parameter)
 
         def result() -> Any:
@@ -211,6 +219,22 @@ def _install(
         finally:
             delays.update(before)
 
+    def set_compression(self: Any, compression: Compressor) -> None:
+        """Exchange by `compression` from the next step on. All ranks call this, between two steps.
+
+        What the compressor in force remembers is lost: residuals, of those that have error feedback. Raises
+        RuntimeError while gradients are under way, ValueError if ranks differ, and with `OneBitAdam` and `TopKAdam`,
+        whose stages go with one compressor.
+        """
+        nonlocal reducer
+        if isinstance(wrapped, MomentumOptimizer):
+            raise ValueError(f"{inner.__name__} keeps the compressor that it began with")
+        if reducer.under_way:
+            raise RuntimeError("set_compression() while gradients are under way: call synchronize() or step() first")
+        _check_compression(compression)
+        steps, reducer = reducer.steps, reducer_of(compression)
+        reducer.steps = steps
+
     def compression_state_dict(self: Any) -> dict[str, Any]:
         """This rank's compressor state. Each rank has its own: save all of them."""
         return state.save(reducer, wire)
@@ -222,6 +246,7 @@ def _install(
     cls._allreduce_grad_async = allreduce_grad_async
     cls.synchronize, cls.step, cls.zero_grad = synchronize, step, zero_grad
     cls.load_state_dict, cls.no_sync = load_state_dict, no_sync
+    cls.set_compression = set_compression
     cls.compression_state_dict = compression_state_dict
     cls.load_compression_state_dict = load_compression_state_dict
     cls.ledger = property(lambda self: ledger)
@@ -235,14 +260,14 @@ def _trained(wrapped: Any, named: Sequence[tuple[str, Parameter]] | None) -> lis
     return [(names[p], p) for p in dict.fromkeys(listed) if p in in_groups and p.requires_grad]
 
 
-def _choice(compression: Compressor, min_numel: int) -> Callable[[str, Parameter], Compressor]:
-    dense = DenseBuckets()
-
-    def compressor_of(name: str, parameter: Parameter) -> Compressor:
-        chosen = compression.for_parameter(name)
-        return chosen if chosen.accepts(parameter.shape, min_numel) else dense
-
-    return compressor_of
+def _corrected(reducer: Reducer) -> dict[Parameter, float]:
+    """The parameters whose momentum is made before the exchange, with that momentum."""
+    return {
+        parameter: momentum
+        for channel in reducer.channels
+        if (momentum := _momentum(channel.bucket.compressor))
+        for _, parameter in channel.bucket.parameters
+    }
 
 
 def _momentum(compressor: Compressor) -> float:
@@ -293,9 +318,9 @@ def _check_parameters(wrapped: Any, known: set[Parameter]) -> None:
                 )
 
 
-def _densified(wrapped: Any, parameter: Parameter, takes_rows: set[Parameter]) -> torch.Tensor:
+def _densified(wrapped: Any, parameter: Parameter, reducer: Reducer) -> torch.Tensor:
     assert parameter.grad is not None
-    if not wrapped.sparse_as_dense and parameter not in takes_rows:
+    if not wrapped.sparse_as_dense and not reducer.takes_rows(parameter):
         raise ValueError(
             f"parameter {wrapped._parameter_names[parameter]} has a sparse gradient: choose the compressor 'rows' for "
             "it by a policy, or pass sparse_as_dense=True"

@@ -107,6 +107,11 @@ class Reducer:
         self._scale = 1.0
         self._stage = Stage()
 
+    def takes_rows(self, parameter: Parameter) -> bool:
+        """Whether of `parameter` those rows travel that were used."""
+        channel = self._channel_of.get(parameter)
+        return channel is not None and isinstance(channel.bucket.compressor, SparseRows)
+
     @torch.no_grad()
     def ready(self, parameter: Parameter) -> None:
         """The gradient of `parameter` will not change any more: send its bucket if it was the last one of it.

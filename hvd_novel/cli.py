@@ -1,4 +1,4 @@
-"""The command line: ``hvd-novel prepare | train | eval | generate | export | plan | bench``.
+"""The command line: ``hvd-novel prepare | train | eval | generate | export | plan | advise | bench``.
 
 Exit codes: 0 done, 1 failure, 2 a mistake of the user's (one message, no traceback), 75 stopped by a signal after
 saving (start the same command again to go on).
@@ -176,6 +176,51 @@ def plan(
         print(json.dumps(report))
     else:
         render(report, Console())
+
+
+@app.command()
+def advise(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Training configuration.")],
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="KEY=VALUE", help="Settings in place of the file's."),
+    ] = None,
+    ranks: Annotated[list[int], typer.Option(min=2, help="Ranks to predict for (repeat it).")] = [8, 64, 512, 4096],  # noqa: B006
+    mbit: Annotated[
+        Optional[list[float]],  # noqa: UP045
+        typer.Option(min=0.001, help="Megabits a second of a network to predict for (repeat it)."),
+    ] = None,
+    latency_ms: Annotated[
+        float, typer.Option(min=0, help="Of a round on such a network, where a process alone has none to measure.")
+    ] = 1.0,
+    turns: Annotated[int, typer.Option(min=1, help="Measured steps of each compressor, taken in turns.")] = 3,
+    predict_only: Annotated[bool, typer.Option("--predict-only", help="Take no steps to compare with.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what each compressor would make of a step, and recommend one.
+
+    Under `mpirun` or `horovodrun` on the cluster that is to train: times packs, network and coding, predicts a step by
+    a cost model, and compares it with steps. Nothing is learned, and `run.dir` is not touched. Keys of the JSON object
+    are explained in `hvd_novel/train/advise.py`.
+    """
+    from hvd_novel import comm
+    from hvd_novel.train.advise import advise as run
+    from hvd_novel.train.advise_views import render
+    from hvd_novel.train.run import load_config
+
+    found = run(
+        load_config(config, overrides or []),
+        ranks=ranks,
+        mbit=mbit or [],
+        latency=latency_ms / 1000,
+        turns=0 if predict_only else turns,
+        say=_log if launched_rank() == 0 else lambda line: None,
+    )
+    if found and as_json:
+        print(json.dumps(found))
+    elif found:
+        render(found, Console())
+    comm.leave(OK)
 
 
 @app.command("eval")

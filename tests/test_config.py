@@ -85,6 +85,11 @@ def test_all_problems_are_reported_at_once_with_place_and_hint(tmp_path: Path) -
         (MINIMAL + "compression: {name: topp}\n", "unknown compressor 'topp'; available: bf16, fp16"),
         (MINIMAL + "compression: {name: topk, densty: 0.1}\n", "densty"),
         (MINIMAL + "compression: {name: topk, density: 2.0}\n", "density"),
+        (MINIMAL + "compression: {name: auto, density: 0.1}\n", "compression.density: auto takes no option but"),
+        (MINIMAL + "compression: {name: auto, recheck_every: -1}\n", "compression.recheck_every"),
+        (MINIMAL + "compression: {name: int8, recheck_every: 5}\n", "recheck_every goes with the name auto, not int8"),
+        (MINIMAL + "compression: {name: auto}\noptimizer: {name: topk-adam}\n", "compressors for adamw, and optimizer"),
+        (DETERMINISTIC + "compression: {name: auto}\n", "run.yaml: compression.name=auto depends on measured times"),
         (MINIMAL + "batch: {micro_batch_tokens: all}\n", "batch.micro_batch_tokens: should be a number of tokens"),
         (MINIMAL + "batch: {micro_batch_tokens: -8}\n", "greater than 0, or auto (got -8)"),
         (MINIMAL.replace("store: store", "store: store, loader_cores: []"), "data.loader_cores"),
@@ -110,8 +115,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_config(tmp_path / "absent.yaml", [])
 
 
-def test_dump_reads_back_equal(tmp_path: Path) -> None:
-    config = read(tmp_path, MINIMAL, "optimizer.lr=1e-5", "sample.prompt=第一章", "optimizer.clip_norm=null")
+@pytest.mark.parametrize("compression", ["{name: topk, density: 0.1}", "{name: auto, recheck_every: 7}"])
+def test_dump_reads_back_equal(tmp_path: Path, compression: str) -> None:
+    overrides = ("optimizer.lr=1e-5", "sample.prompt=第一章", "optimizer.clip_norm=null", f"compression={compression}")
+    config = read(tmp_path, MINIMAL, *overrides)
     assert read(tmp_path, dump(config)) == config
 
 

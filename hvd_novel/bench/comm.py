@@ -13,18 +13,13 @@ from rich.table import Table
 from torch.nn import Parameter
 
 import compressors
-from compressors.ledger import ring_all_reduce_bytes
+from compressors.rehearsal import Kind
 from hvd_novel import comm
 from hvd_novel.bench.coding import passes
+from hvd_novel.tuning.measure import measure_coding, measure_link
+from hvd_novel.tuning.model import Link, Work, predict
+from hvd_novel.tuning.schemes import SCHEMES
 
-SCHEMES: dict[str, dict[str, Any]] = {
-    "none": {"name": "none"},
-    "fp16": {"name": "fp16"},
-    "int8": {"name": "int8"},
-    "onebit": {"name": "onebit"},
-    "topk 1 %": {"name": "topk", "density": 0.01, "values": "float16"},
-    "powersgd 4": {"name": "powersgd", "rank": 4},
-}
 _ROWS = 1000
 _WARM_UP = 2
 
@@ -44,6 +39,10 @@ class Exchange:
     """By the rank that sends most, in a step."""
     wire_seconds: float
     """Those bytes / the link's rate, measured in the same run."""
+    predicted: float
+    """Seconds by the cost model of `tuning.model`: coding rehearsed, latency and rates measured in the same run."""
+    error: float
+    """`predicted` / `seconds` - 1."""
     against_none: float
     """Seconds of `none` / seconds, medians of interleaved steps."""
     against_fp16: float
@@ -71,17 +70,18 @@ def measure(
     """Exchange gradients of `elements` float32 numbers `steps` times by each scheme; every rank calls this."""
     topology = comm.init(deterministic=False)
     torch.set_num_threads(1)
-    operation, rate = link(topology.size)
-    say(f"{topology.size} ranks ({comm.controller()}), {8 * rate / 1e6:.0f} Mbit/s, {1000 * operation:.2f} ms")
+    link = measure_link(torch.device("cpu"))
+    rate = link.rates[Kind.ALL_REDUCE]
+    say(f"{topology.size} ranks ({comm.controller()}), {8 * rate / 1e6:.0f} Mbit/s, {1000 * link.round_seconds:.2f} ms")
     gradients = _gradients(elements, topology.rank)
     exchanges = []
     for mib in buckets_mib:
         optimizers = {scheme: _optimizer(SCHEMES[scheme], gradients, mib) for scheme in schemes}
         found = _interleaved(optimizers, gradients, steps)
-        exchanges += [_exchange(scheme, mib, found, optimizers[scheme], rate) for scheme in schemes]
+        exchanges += [_exchange(scheme, mib, found, optimizers[scheme], link) for scheme in schemes]
         say(f"buckets of {mib:g} MiB: done")
     coding = comm.all_gather_object(passes(elements, 5) if topology.rank == 0 else {}, "bench.coding")[0]
-    return Report(topology.size, comm.controller(), elements, rate, operation, exchanges, coding)
+    return Report(topology.size, comm.controller(), elements, rate, link.round_seconds, exchanges, coding)
 
 
 def table(report: Report) -> Table:
@@ -98,17 +98,20 @@ def table(report: Report) -> Table:
         "exchange",
         "decode",
         "wire alone",
+        "predicted",
+        "error",
         "x none",
         "x fp16",
     ):
         printed.add_column(column, justify="left" if column == "scheme" else "right")
     for row in report.exchanges:
-        times = (row.seconds, row.encode, row.exchange, row.decode, row.wire_seconds)
+        times = (row.seconds, row.encode, row.exchange, row.decode, row.wire_seconds, row.predicted)
         printed.add_row(
             row.scheme,
             f"{row.bucket_mib:g} MiB",
             f"{row.bytes_sent / 1e6:.2f}",
             *(f"{1000 * seconds:.0f}" for seconds in times),
+            f"{row.error:+.0%}",
             f"{row.against_none:.1f}",
             f"{row.against_fp16:.1f}",
         )
@@ -147,10 +150,14 @@ def _optimizer(options: dict[str, Any], gradients: Sequence[torch.Tensor], bucke
     return comm.distributed(
         compressors.DistributedOptimizer,
         torch.optim.SGD(parameters, lr=0.0),
-        named_parameters=[(f"matrix.{index}", parameter) for index, parameter in enumerate(parameters)],
+        named_parameters=_named(parameters),
         compression=compressors.get(**options),
         bucket_bytes=int(bucket_mib * 2**20),
     )
+
+
+def _named(parameters: Sequence[Parameter]) -> list[tuple[str, Parameter]]:
+    return [(f"matrix.{index}", parameter) for index, parameter in enumerate(parameters)]
 
 
 def _interleaved(optimizers: dict[str, Any], gradients: Sequence[torch.Tensor], steps: int) -> dict[str, list[Any]]:
@@ -174,9 +181,10 @@ def _interleaved(optimizers: dict[str, Any], gradients: Sequence[torch.Tensor], 
     }
 
 
-def _exchange(scheme: str, mib: float, found: dict[str, list[Any]], optimizer: Any, rate: float) -> Exchange:
+def _exchange(scheme: str, mib: float, found: dict[str, list[Any]], optimizer: Any, link: Link) -> Exchange:
     seconds, encode, waited, decode = (statistics.median(column) for column in zip(*found[scheme], strict=True))
     sent = int(max(comm.all_gather_object(optimizer.ledger.bytes_sent, "bench.bytes")))
+    predicted = _predicted(scheme, mib, optimizer.param_groups[0]["params"], link)
 
     def against(other: str) -> float:
         pairs = zip(found.get(other, []), found[scheme], strict=False)
@@ -191,26 +199,16 @@ def _exchange(scheme: str, mib: float, found: dict[str, list[Any]], optimizer: A
         exchange=waited,
         decode=decode,
         bytes_sent=sent,
-        wire_seconds=sent / rate,
+        wire_seconds=sent / link.rates[Kind.ALL_REDUCE],
+        predicted=predicted,
+        error=predicted / seconds - 1,
         against_none=against("none"),
         against_fp16=against("fp16"),
     )
 
 
-def link(ranks: int) -> tuple[float, float]:
-    """Seconds of an all-reduce of one number, and the bytes a second that a rank sends in one of many."""
-    small, large = torch.zeros(1), torch.zeros(8 * 2**20)
-    operation = _median_seconds(lambda: comm.all_reduce(small, "bench.small"), 20)
-    seconds = _median_seconds(lambda: comm.all_reduce(large, "bench.large"), 3)
-    sent = ring_all_reduce_bytes(large.nbytes, ranks)
-    return operation, sent / max(seconds - operation, 1e-9)
-
-
-def _median_seconds(action: Callable[[], object], rounds: int) -> float:
-    action()
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return max(comm.all_gather_object(statistics.median(times), "bench.median"))
+def _predicted(scheme: str, mib: float, parameters: Sequence[Parameter], link: Link) -> float:
+    """Seconds that the model gives the exchange alone."""
+    settings = {scheme: SCHEMES[scheme]}
+    rehearsed = measure_coding(_named(parameters), settings, link.ranks, bucket_bytes=int(mib * 2**20))
+    return predict(Work(0.0, 0.0), link, rehearsed[scheme]).seconds

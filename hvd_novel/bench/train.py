@@ -19,14 +19,15 @@ import torch
 from rich.table import Table
 
 from compressors.ledger import ring_all_reduce_bytes
+from compressors.rehearsal import Kind
 from hvd_novel import comm
 from hvd_novel.bench import peers
-from hvd_novel.bench.comm import link
 from hvd_novel.bench.peers import PEERS
 from hvd_novel.bench.ways import COMPUTE, Way, llama, make
 from hvd_novel.config import ComputeConfig
 from hvd_novel.errors import UserError
 from hvd_novel.train.run import set_up_device
+from hvd_novel.tuning.measure import measure_link
 
 _DENSE = "none"
 _WARM_UP = peers.DENSE_STEPS + 3
@@ -91,7 +92,7 @@ class Report:
     hushed: bool
     """Whether Horovod's threads stood back while ways without Horovod were timed."""
     bytes_per_second: float
-    """The rate at which a rank sends in a plain all-reduce of 32 MiB of float32."""
+    """The rate at which a rank sends in a large all-reduce of float32."""
     operation_seconds: float
     """An all-reduce of one number."""
     link_share: float | None
@@ -117,7 +118,8 @@ def measure(settings: Settings, names: Sequence[str], say: Callable[[str], None]
         lambda: set_up_device(ComputeConfig(threads=settings.threads), False, topology), "bench.device"
     )
     original = llama(settings.width, settings.layers, settings.vocabulary).to(device)
-    operation, rate = link(topology.size)
+    link = measure_link(device)
+    operation, rate = link.round_seconds, link.rates[Kind.ALL_REDUCE]
     say(f"{topology.size} ranks ({comm.controller()}), {8 * rate / 1e6:.0f} Mbit/s, {1000 * operation:.2f} ms")
     if any(name in PEERS for name in names):
         peers.join(device)

@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 import compressors
 from compressors.ledger import Ledger
 from hvd_novel import comm
-from hvd_novel.bench.comm import SCHEMES
 from hvd_novel.bench.peers import PEERS
 from hvd_novel.errors import UserError
+from hvd_novel.tuning.schemes import SCHEMES
 
 COMPUTE = "compute"
 """The way that exchanges nothing."""

@@ -25,6 +25,7 @@ from hvd_novel.comm.job import (
     leave,
     together,
     topology,
+    wire,
 )
 
 __all__ = [
@@ -50,4 +51,5 @@ __all__ = [
     "shared_counter",
     "together",
     "topology",
+    "wire",
 ]

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import horovod.torch as hvd
 import torch
@@ -16,6 +16,10 @@ from horovod.common.exceptions import HorovodInternalError
 from hvd_novel.comm.hush import starting_threads
 from hvd_novel.errors import UserError
 from hvd_novel.launcher import launched
+
+if TYPE_CHECKING:
+    from compressors.exchange import Wire
+    from compressors.ledger import Ledger
 
 T = TypeVar("T")
 
@@ -98,6 +102,13 @@ def all_reduce(tensor: torch.Tensor, name: str) -> None:
 def all_gather_object(value: T, name: str) -> list[T]:
     """The values of all ranks, in rank order."""
     return list(hvd.allgather_object(value, name=name))
+
+
+def wire(prefix: str, ledger: Ledger) -> Wire:
+    """The collectives of all ranks under names that begin with `prefix`, counted in `ledger`."""
+    from compressors.exchange import Wire  # not needed by jobs that train nothing
+
+    return Wire(hvd.global_process_set, prefix, ledger)
 
 
 def broadcast_parameters(model: torch.nn.Module) -> None:

@@ -185,6 +185,9 @@ class ComputeConfig(Section):
     """CPU threads of each rank; null shares the cores that this process may use among the node's ranks."""
 
 
+_RECHECK_EVERY = 1000
+
+
 class CompressionConfig(Section):
     """What crosses the wire: a compressor of the `compressors` package by `name`, and its options.
 
@@ -194,7 +197,23 @@ class CompressionConfig(Section):
     model_config = ConfigDict(extra="allow")
 
     name: str = "none"
-    """none, fp16, bf16, int8, onebit, topk, powersgd, randomk, rows, hierarchical, or a plug-in."""
+    """none, fp16, bf16, int8, onebit, topk, powersgd, randomk, rows, hierarchical, or a plug-in.
+
+    `auto` measures network and coding at the start and takes the fastest of none, fp16 and int8.
+    """
+    recheck_every: NonNegative | None = None
+    """With `auto`: steps between reconsiderations; 0 for none, null for 1000."""
+
+    @model_validator(mode="after")
+    def _only_auto_rechecks(self) -> CompressionConfig:
+        if self.recheck_every is not None and self.name != "auto":
+            raise ValueError(f"recheck_every goes with the name auto, not {self.name}")
+        return self
+
+    @property
+    def recheck_steps(self) -> int:
+        """`recheck_every`, or its default."""
+        return _RECHECK_EVERY if self.recheck_every is None else self.recheck_every
 
     @property
     def options(self) -> dict[str, Any]:
@@ -268,5 +287,19 @@ class Config(Section):
             raise ValueError(
                 "batch.micro_batch_tokens=auto depends on free memory and cannot repeat itself; "
                 "give a number, or set run.deterministic=false"
+            )
+        if self.run.deterministic and self.compression.name == "auto":
+            raise ValueError(
+                "compression.name=auto depends on measured times and cannot repeat itself; "
+                "name a compressor, or set run.deterministic=false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _auto_suits(self) -> Config:
+        if self.compression.name == "auto" and self.optimizer.name != "adamw":
+            raise ValueError(
+                f"compression.name=auto chooses among compressors for adamw, and optimizer.name={self.optimizer.name} "
+                "goes with one of its own; see `hvd-novel train --keys`"
             )
         return self

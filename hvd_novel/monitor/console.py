@@ -44,6 +44,14 @@ class ConsoleSink:
                 f"epoch {record['epoch']} done at step {record['step']}: {record['tokens']:,} tokens = "
                 f"{record['trained']:,} trained + {record['masked']:,} masked (context, first of a sample)"
             )
+        elif record["kind"] == "compression":
+            times = ", ".join(
+                f"{name} {seconds:.3g} s" for name, seconds in record.items() if isinstance(seconds, float)
+            )
+            self._print(
+                f"compression=auto at step {record['step']}: {record['name']} ({record['how']}"
+                f"{': ' + times + ' a step' if times else ''})"
+            )
         elif record["kind"] == "checkpoint":
             self._print(f"checkpoint at step {record['step']}: {record['path']} ({record['seconds']:.1f} s)")
 

@@ -16,6 +16,8 @@ A record is a flat dict with ``kind`` and ``step`` (completed optimizer steps). 
 | ledger     | epoch (just ended), documents, empty_documents, tokens (of the store) = trained + masked +    |
 |            | truncated + carried (the last two are 0), unexplained (0)                                     |
 | checkpoint | path, seconds                                                                                 |
+| compression| (under `auto`) name (in force), how (it was chosen), and by the name of each scheme looked at: |
+|            | seconds of a step                                                                             |
 
 Numbers that are not finite are written as null.
 """

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import compressors
-from hvd_novel.config import OptimizerConfig, ScheduleConfig
+from hvd_novel.config import CompressionConfig, OptimizerConfig, ScheduleConfig
 
 
 def parameter_groups(model: torch.nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
@@ -45,12 +45,20 @@ def make_optimizer(model: torch.nn.Module, config: OptimizerConfig) -> torch.opt
     return kind(groups, **settings, freeze_step=config.freeze_step)
 
 
+def first_compressor(config: CompressionConfig) -> compressors.Compressor:
+    """The compressor that a run begins with."""
+    return compressors.get("none" if config.name == "auto" else config.name, **config.options)
+
+
 def compression_problems(section: Any) -> list[tuple[str, str]]:
     """What is wrong with a raw compression section, as (key, problem) pairs."""
     if not isinstance(section, dict):
         return []
+    options = {"name": "none"} | {key: value for key, value in section.items() if key != "recheck_every"}
+    if options["name"] == "auto":
+        return [(key, "auto takes no option but recheck_every") for key in options if key != "name"]
     try:
-        compressors.get(**{"name": "none", **section})
+        compressors.get(**options)
     except (ValueError, TypeError) as error:
         return [("name", str(error))]
     return []

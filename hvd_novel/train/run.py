@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from rich.console import Console
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import compressors
 from hvd_novel import comm
@@ -27,13 +27,16 @@ from hvd_novel.monitor.records import MetricsFile, Sink, TensorBoard
 from hvd_novel.sharding.cost import Cost, CostModel, from_model
 from hvd_novel.sharding.curriculum import Curriculum, curriculum_problems, kinds_of
 from hvd_novel.sharding.loader import Loader, check_cores
+from hvd_novel.sharding.packing import packs_of
 from hvd_novel.sharding.plan import Plan
 from hvd_novel.sharding.stealing import Claims
+from hvd_novel.train.auto import Auto, forecast
 from hvd_novel.train.budget import MemoryBudget, agree, largest_pack
 from hvd_novel.train.callbacks import Evaluate, Sample, Save, sample_problems
-from hvd_novel.train.optim import compression_problems, make_optimizer
+from hvd_novel.train.optim import compression_problems, first_compressor, make_optimizer
 from hvd_novel.train.run_folder import RunFolder
 from hvd_novel.train.trainer import Trainer
+from hvd_novel.train.workload import Workload
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -59,35 +62,15 @@ def train(config: Config, console: Console) -> bool:
     if found and found.step >= config.schedule.steps:
         say(f"the run in {folder.path} is finished: {found.folder} holds step {found.step}")
         return True
-    backend, reason = comm.together(
-        lambda: attention.choose(config.compute.attention, device, config.compute.precision),
-        "train.attention",
-    )
     say(f"ranks: {topology.size} ({comm.controller()}) | device: {device} | precision: {config.compute.precision}")
-    say(f"attention: {backend} ({reason})")
-
     tokenizer = store.load_tokenizer()
-    torch.manual_seed(config.run.seed)  # the same weights on every rank
-    model = comm.together(
-        lambda: build.build(
-            config.model,
-            tokenizer,
-            compute=config.compute,
-            device=device,
-            attention=backend,
-            max_len=store.header["max_len"],
-            stretch=config.curriculum.enabled,
-            checkpoint=found.folder if found else None,
-        ),
-        "train.model",
-    )
-    comm.broadcast_parameters(model)
+    model = make_model(config, store, tokenizer, device, say, checkpoint=found.folder if found else None)
     scaler = torch.amp.GradScaler(device.type, enabled=config.compute.precision == "fp16")
     optimizer = comm.distributed(
         compressors.DistributedOptimizer,
         make_optimizer(model, config.optimizer),
         named_parameters=model.named_parameters(),
-        compression=compressors.get(config.compression.name, **config.compression.options),
+        compression=first_compressor(config.compression),
         scaler=scaler,
     )
     train_split = store.split("train")
@@ -153,6 +136,13 @@ def train(config: Config, console: Console) -> bool:
         callbacks=[Evaluate(), Sample(), Save()],
     )
     state.seed_rank(config.run.seed, 0, topology.rank)
+    if config.compression.name == "auto":
+        trainer.auto = Auto(
+            optimizer,
+            lambda: _forecast(trainer, train_split),
+            ranks=topology.size,
+            recheck_every=config.compression.recheck_steps,
+        )
     if found:
         trainer.resume(found)
         say(f"resuming at step {trainer.step} from {found.folder}")
@@ -203,6 +193,38 @@ def open_store(config: Config, *, verify: bool = True) -> TokenStore:
     return TokenStore.open(Path(config.data.store), verify=verify)
 
 
+def make_model(
+    config: Config,
+    store: TokenStore,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    say: Say,
+    checkpoint: Path | None = None,
+) -> PreTrainedModel:
+    """The model, with the same weights on every rank: new ones, or those of `checkpoint`. All ranks call this."""
+    backend, reason = comm.together(
+        lambda: attention.choose(config.compute.attention, device, config.compute.precision),
+        "train.attention",
+    )
+    say(f"attention: {backend} ({reason})")
+    torch.manual_seed(config.run.seed)
+    model = comm.together(
+        lambda: build.build(
+            config.model,
+            tokenizer,
+            compute=config.compute,
+            device=device,
+            attention=backend,
+            max_len=store.header["max_len"],
+            stretch=config.curriculum.enabled,
+            checkpoint=checkpoint,
+        ),
+        "train.model",
+    )
+    comm.broadcast_parameters(model)
+    return model
+
+
 def make_plan(config: Config, split: StoreSplit, cost: Cost) -> Plan:
     """The plan of a run over `split`; all ranks call this together. Raises UserError if there is nothing to train."""
     lengths = comm.shared_array(len(split), np.int32, "plan.lengths")
@@ -246,6 +268,15 @@ def _caps(
         )
         caps = agree(comm.together(trial, "train.trial"), alike=config.sharding.steal)
     return caps, MemoryBudget(model, caps[topology.replica], longest)
+
+
+def _forecast(trainer: Trainer, split: StoreSplit) -> dict[str, float]:
+    """Seconds of the next step under each scheme that may be chosen."""
+    trainer.loader.discard()  # its thread must not plan at the same time
+    planned = trainer.plan.step(trainer.step, trainer.caps)
+    packs = list(packs_of(split, planned.packs[trainer.topology.replica]))
+    workload = Workload(trainer.model, packs, trainer.config.compute)
+    return forecast(trainer.model, workload, overlap=trainer.overlaps, ranks=trainer.topology.size)
 
 
 def _find_checkpoint(config: Config, folder: RunFolder, store: TokenStore) -> tuple[Checkpoint | None, list[str]]:

@@ -77,6 +77,11 @@ def train_step(
 
     accumulated = within(accumulate, packs) if within else accumulate(packs)
     optimizer.synchronize()
+    return StepResult(accumulated, *update(optimizer, scaler, clip_norm))
+
+
+def update(optimizer: Any, scaler: torch.amp.GradScaler, clip_norm: float | None) -> tuple[float, bool]:
+    """Clip the gradients, which are the sums over ranks, and take the step: (norm before, whether it was taken)."""
     scaler.unscale_(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -87,7 +92,7 @@ def train_step(
         if finite or scaler.is_enabled():  # the scaler leaves out the step itself, and must see it to back off
             scaler.step(optimizer)
     scaler.update()
-    return StepResult(accumulated, float(norm), finite)
+    return float(norm), finite
 
 
 def _accumulate(

@@ -25,6 +25,7 @@ from hvd_novel.sharding.cost import CostModel, Measured
 from hvd_novel.sharding.ledger import Ledger
 from hvd_novel.sharding.loader import Loader
 from hvd_novel.sharding.plan import Plan, StepPlan
+from hvd_novel.train.auto import Auto, Decision
 from hvd_novel.train.budget import MemoryBudget, agree
 from hvd_novel.train.optim import learning_rate
 from hvd_novel.train.run_folder import RunFolder
@@ -74,6 +75,8 @@ class Trainer:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.folder, self.sinks, self.callbacks = folder, sinks, callbacks
         self.cost_model = cost_model
+        self.auto: Auto | None = None
+        """Chooses the compressor, where the configuration leaves that open."""
         self.ledger = Ledger()
         self.step = 0
         self.total_trained_tokens = 0
@@ -83,12 +86,22 @@ class Trainer:
         self._skipped = 0
         self._signalled = False
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients travel during the backward pass of a step's last pack."""
+        return self.budget is None and not self.config.sharding.steal
+
     def fit(self) -> None:
         """Train to the last step, or until a signal reached any rank (then `preempted` is true on all)."""
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._on_signal)
         while self.step < self.config.schedule.steps and not self.preempted:
-            self.emit("train", **self._train_step())
+            if self.auto:
+                self._emit_decision(self.auto.before_step(self.step))
+            record = self._train_step()
+            self.emit("train", **record)
+            if self.auto:
+                self._emit_decision(self.auto.after_step(record["seconds"], record["tokens"]))
             for callback in self.callbacks:
                 callback.after_step(self)
         if self.diverged:
@@ -100,6 +113,10 @@ class Trainer:
         """Send a record to the sinks (rank 0 has some, other ranks none)."""
         for sink in self.sinks:
             sink.emit({"kind": kind, "step": self.step, **values})
+
+    def _emit_decision(self, decision: Decision | None) -> None:
+        if decision is not None:
+            self.emit("compression", **decision)
 
     def save(self) -> Path:
         """Write a checkpoint of this moment; on every rank, returns or fails on all of them together."""
@@ -116,6 +133,8 @@ class Trainer:
         state.load_optimizer_tensors(self.optimizer, self.model, checkpoint.optimizer())
         state.load_group_numbers(self.optimizer, trainer["optimizer_groups"])
         ranks = checkpoint.rank_states(self.topology.rank, self.topology.size)
+        if self.auto:
+            self.auto.load_state_dict(trainer["auto"])
         self.optimizer.load_compression_state_dict([alone["compression"] for alone in ranks])
         self.step, self.total_trained_tokens = trainer["step"], trainer["total_trained_tokens"]
         self.scaler.load_state_dict(trainer["scaler"])
@@ -142,7 +161,7 @@ class Trainer:
             trained_tokens=max(1, planned.trained_tokens),
             compute=self.config.compute,
             clip_norm=self.config.optimizer.clip_norm,
-            overlap=self.budget is None and not self.config.sharding.steal,
+            overlap=self.overlaps,
             within=self.budget.run if self.budget else None,
         )
         waited = self.loader.waited - waited
@@ -247,6 +266,7 @@ class Trainer:
                 "plan": self.plan.state_dict(),
                 "caps": self.caps,
                 "ledger": self.ledger.state_dict(),
+                "auto": self.auto.state_dict() if self.auto else None,
                 "optimizer_groups": state.group_numbers(self.optimizer),
             },
             facts={"world_size": self.topology.size, "store_fingerprint": self.store.fingerprint},

@@ -9,6 +9,8 @@ import torch
 
 import compressors
 
+from .common import backward, exchange, gradients_of, make_parameters, wrap
+
 
 def _optimizer():
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
@@ -58,3 +60,26 @@ def check_reducing_twice_is_warned_of():
     optimizer.synchronize()
     with pytest.warns(UserWarning, match="skip_synchronize"):
         optimizer.step()
+
+
+def check_the_compressor_can_be_changed():
+    parameters = make_parameters()
+    optimizer = wrap(parameters)
+    exact = exchange(optimizer, parameters, 0)
+    for name in ("fp16", "int8", "none"):
+        optimizer.set_compression(compressors.get(name))
+        changed = exchange(optimizer, parameters, 0)
+        assert max(float((changed[key] - exact[key]).abs().max()) for key in exact) < (0.1 if name != "none" else 1e-6)
+    assert optimizer.compression_state_dict()["steps"] == 4
+    with pytest.raises(ValueError, match="not a compressor"):
+        optimizer.set_compression("int8")
+    if hvd.size() > 1:
+        optimizer.zero_grad()
+        backward(parameters, gradients_of(hvd.rank(), 1, parameters))
+        with pytest.raises(RuntimeError, match="under way"):
+            optimizer.set_compression(compressors.get("int8"))
+        optimizer.synchronize()
+    adam = compressors.OneBitAdam(list(make_parameters().values()), lr=1e-3, freeze_step=1)
+    wrapped = compressors.DistributedOptimizer(adam, compression=compressors.OneBit())
+    with pytest.raises(ValueError, match="OneBitAdam keeps the compressor"):
+        wrapped.set_compression(compressors.get("none"))
