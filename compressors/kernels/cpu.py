@@ -44,7 +44,8 @@ def top_k(values: Tensor, k: int, *, sampled: bool) -> Tensor:
     candidates = _candidates(array, k) if sampled else None
     if candidates is None:
         return torch.from_numpy(_largest(np.abs(array), k))
-    return torch.from_numpy(candidates[_largest(np.abs(array[candidates]), k)].astype(np.int64))
+    indices, magnitudes = candidates
+    return torch.from_numpy(indices[_largest(magnitudes, k)].astype(np.int64))
 
 
 def gather(values: Tensor, indices: Tensor) -> Tensor:
@@ -89,8 +90,11 @@ def dequantise(multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], out: T
     _dequantise(multiples.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), out.numpy())
 
 
-def _candidates(values: np.ndarray, k: int) -> np.ndarray | None:
-    """Indices, ascending, of all elements from a sampled threshold up, at least `k`; None if the sample misleads."""
+def _candidates(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Indices, ascending, and magnitudes of all elements from a sampled threshold up, at least `k`.
+
+    None if the sample misleads.
+    """
     plan = sample_of(values.size, k)
     if plan is None:
         return None
@@ -99,8 +103,9 @@ def _candidates(values: np.ndarray, k: int) -> np.ndarray | None:
     threshold = np.partition(sample, sample.size - rank)[sample.size - rank]
     room = min(values.size, 2 * k)
     found = np.empty(room + _CHUNK, np.int32 if values.size < 2**31 else np.int64)
-    count = _indices_from(values, threshold, room, found)
-    return found[:count] if count >= k else None
+    magnitudes = np.empty(room + _CHUNK, values.dtype)
+    count = _all_from(values, threshold, found, magnitudes)
+    return (found[:count], magnitudes[:count]) if count >= k else None
 
 
 def _largest(magnitudes: np.ndarray, k: int) -> np.ndarray:
@@ -169,19 +174,48 @@ def _magnitude(values):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _indices_from(values, threshold, room, found):  # type: ignore[no-untyped-def]
-    """Fill `found` [room + _CHUNK] with the indices of magnitudes from `threshold` up; returns their number, or -1."""
-    total = 0
-    for begin in range(0, values.size, _CHUNK):
-        part, out = values[begin : begin + _CHUNK], found[total:]
+def _all_from(values, threshold, found, magnitudes):  # type: ignore[no-untyped-def]
+    """Write indices and magnitudes of the elements from `threshold` up; returns their number, or -1 if too many.
+
+    `found` and `magnitudes` have room for _CHUNK more than may be found. Eights of elements are looked at first, as few
+    of them hold one, and all without a branch: what does not count is overwritten.
+    """
+    total, whole = 0, values.size // 8 * 8
+    eights = np.empty(_CHUNK // 8 + 1, np.int64)
+    marks = np.empty(_CHUNK // 8, np.uint8)
+    for begin in range(0, whole, _CHUNK):
+        part = values[begin : min(begin + _CHUNK, whole)]
+        for i in range(part.size // 8):
+            marks[i] = _byte(
+                abs(part[8 * i]) >= threshold,
+                abs(part[8 * i + 1]) >= threshold,
+                abs(part[8 * i + 2]) >= threshold,
+                abs(part[8 * i + 3]) >= threshold,
+                abs(part[8 * i + 4]) >= threshold,
+                abs(part[8 * i + 5]) >= threshold,
+                abs(part[8 * i + 6]) >= threshold,
+                abs(part[8 * i + 7]) >= threshold,
+            )
         count = 0
-        for i in range(part.size):  # without a branch: what does not count is overwritten
-            out[count] = begin + i
-            count += abs(part[i]) >= threshold
-        total += count
-        if total > room:
+        for i in range(part.size // 8):
+            eights[count] = 8 * i
+            count += marks[i] != 0
+        for first in eights[:count]:
+            for i in range(first, first + 8):
+                found[total], magnitudes[total] = begin + i, abs(part[i])
+                total += abs(part[i]) >= threshold
+        if total > found.size - _CHUNK:
             return -1
+    for i in range(whole, values.size):
+        found[total], magnitudes[total] = i, abs(values[i])
+        total += abs(values[i]) >= threshold
     return total
+
+
+@_compiled
+def _byte(a, b, c, d, e, f, g, h):  # type: ignore[no-untyped-def]
+    """The bits of a byte, the highest first; written out, for so it vectorises."""
+    return np.uint8(a << 7 | b << 6 | c << 5 | d << 4 | e << 3 | f << 2 | g << 1 | h)
 
 
 @_compiled
@@ -194,10 +228,16 @@ def _scatter_add(indices, added, factor, total):  # type: ignore[no-untyped-def]
 def _pack_signs(values, bits):  # type: ignore[no-untyped-def]
     whole = values.size // 8
     for i in range(whole):
-        byte = 0
-        for j in range(8):
-            byte = (byte << 1) | (values[8 * i + j] >= 0)
-        bits[i] = byte
+        bits[i] = _byte(
+            values[8 * i] >= 0,
+            values[8 * i + 1] >= 0,
+            values[8 * i + 2] >= 0,
+            values[8 * i + 3] >= 0,
+            values[8 * i + 4] >= 0,
+            values[8 * i + 5] >= 0,
+            values[8 * i + 6] >= 0,
+            values[8 * i + 7] >= 0,
+        )
     for i in range(8 * whole, values.size):
         if values[i] >= 0:
             bits[whole] |= np.uint8(128 >> (i - 8 * whole))

@@ -47,7 +47,8 @@ def measure_link(device: torch.device, compute: Callable[[], object] | None = No
         ledger.close_step(0)
         exchange()
         ledger.close_step(0)
-        rates[kind] = ledger.bytes_sent / max(seconds - latency, seconds / 10)  # on a busy machine latency may be any
+        sent = max(comm.all_gather_object(ledger.bytes_sent, "tuning.sent"))  # parts may differ by an element
+        rates[kind] = sent / max(seconds - latency, seconds / 10)  # on a busy machine latency may be any
     overlap = _overlap(wire, nbytes, device, compute) if compute else 0.0
     return Link(wire.ranks, latency, hop, rates, overlap)
 
