@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -160,4 +162,23 @@ def test_on_emulated_hosts(tmp_path: Path) -> None:
     failed = on_hosts("--rates", "unlimited", "--", "--way", "telepathy")
     assert failed.code == 1
     assert "no way is called telepathy" in failed.output
+    assert "lab0" not in hosts()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("no_hosts")
+def test_hosts_are_removed_when_it_is_stopped_twice() -> None:
+    """As `timeout` does: it signals the process, and then its group."""
+    job = subprocess.Popen([BENCH_NETLAB, "--hosts", "2", "--rates", "unlimited"], start_new_session=True)
+    try:
+        while "lab1" not in hosts():
+            assert job.poll() is None
+            time.sleep(0.1)
+        time.sleep(1)
+        for _ in range(2):
+            os.killpg(job.pid, signal.SIGTERM)
+            time.sleep(0.1)
+        assert job.wait() == 128 + signal.SIGTERM
+    finally:
+        job.kill()
     assert "lab0" not in hosts()
