@@ -157,12 +157,12 @@ def test_on_emulated_hosts(tmp_path: Path) -> None:
     rows = [line.split("|")[1].strip() for line in done.output.splitlines() if line.startswith("|")]
     assert rows == ["way", "---", "`compute`", "`none`", "`ddp`"]
     assert "% of the link" in done.output
-    assert "lab0" not in hosts()
+    assert "lab" not in hosts()
 
     failed = on_hosts("--rates", "unlimited", "--", "--way", "telepathy")
     assert failed.code == 1
     assert "no way is called telepathy" in failed.output
-    assert "lab0" not in hosts()
+    assert "lab" not in hosts()
 
 
 @pytest.mark.timeout(120)
@@ -181,4 +181,4 @@ def test_hosts_are_removed_when_it_is_stopped_twice() -> None:
         assert job.wait() == 128 + signal.SIGTERM
     finally:
         job.kill()
-    assert "lab0" not in hosts()
+    assert "lab" not in hosts()
