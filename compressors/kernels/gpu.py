@@ -113,8 +113,8 @@ def _add_scaled(source, factor, base, out, partial, numel, with_base: tl.constex
 @triton.jit
 def _clear_unless(kept, values, numel, width: tl.constexpr):  # type: ignore[no-untyped-def]
     offsets = tl.program_id(0).to(tl.int64) * width + tl.arange(0, width)
-    clear = tl.load(kept).to(tl.int32) == 0
-    tl.store(values + offsets, tl.zeros([width], tl.float32), (offsets < numel) & clear)
+    end = tl.where(tl.load(kept).to(tl.int32) == 0, numel, 0)
+    tl.store(values + offsets, tl.zeros([width], tl.float32), offsets < end)
 
 
 @triton.jit
