@@ -161,7 +161,7 @@ def plot(runs: Sequence[Run], link: Link, path: Path) -> None:
     """Loss over steps, bytes and time as a PNG, a line for each run. Raises UserError if it cannot be written."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 5), layout="constrained")
+    figure = Figure(figsize=(15, 6), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     rate = f"seconds at {8 * link.bytes_per_second / 1e6:g} Mbit/s"
     places: list[tuple[str, Callable[[Run], np.ndarray]]] = [
@@ -175,9 +175,9 @@ def plot(runs: Sequence[Run], link: Link, path: Path) -> None:
             colour = f"C{names.index(run.scheme)}"
             title = SCHEMES[run.scheme].explanation if run.seed == 1 else None
             axis.plot(place(run), losses(run), color=colour, label=title, marker=".", linewidth=1)
-        axis.set(xlabel=label, xscale="log" if place is not steps else "linear")
+        axis.set(xlabel=label)
     axes[0].set(ylabel="validation loss, nats per token")
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     try:
         figure.savefig(path, format="png", dpi=100)
     except OSError as error:
