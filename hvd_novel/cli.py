@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from hvd_novel import __version__
+from hvd_novel.arguments import AsJson, ConfigFile, Overrides
 from hvd_novel.bench.commands import app as bench
 from hvd_novel.errors import UserError
 from hvd_novel.launcher import launched, launched_rank
@@ -45,7 +46,6 @@ app.add_typer(bench, name="bench")
 err = Console(stderr=True)
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder (`run.dir` of the training configuration).")]
 Step = Annotated[Optional[int], typer.Option(help="Checkpoint to use; default: the newest whole one.")]  # noqa: UP045
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of a table.")]
 Device = Annotated[Optional[str], typer.Option(help="cpu or cuda; default: as in the run.")]  # noqa: UP045
 
 
@@ -124,11 +124,8 @@ def prepare(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Configuration file.")],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="KEY=VALUE", help="Settings in place of the file's, e.g. `optimizer.lr=1e-4`."),
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     keys: Annotated[
         bool, typer.Option("--keys", callback=_print_keys, is_eager=True, help="Print every key of CONFIG and exit.")
     ] = False,
@@ -147,11 +144,8 @@ def train(
 
 @app.command()
 def plan(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Training configuration.")],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="KEY=VALUE", help="Settings in place of the file's."),
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks to plan for; none of them is started.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps to plan, from the run's first; at most all of them.")] = 200,
     picture: Annotated[
@@ -180,11 +174,8 @@ def plan(
 
 @app.command()
 def advise(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Training configuration.")],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="KEY=VALUE", help="Settings in place of the file's."),
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     ranks: Annotated[list[int], typer.Option(min=2, help="Ranks to predict for (repeat it).")] = [8, 64, 512, 4096],  # noqa: B006
     mbit: Annotated[
         Optional[list[float]],  # noqa: UP045

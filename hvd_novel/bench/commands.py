@@ -12,21 +12,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hvd_novel.arguments import AsJson, ConfigFile, Overrides
 from hvd_novel.errors import UserError
 from hvd_novel.launcher import launched, launched_rank
 
 app = typer.Typer(no_args_is_help=True, help="Measure, and print ratios.")
 _WIDTH = 120  # of tables, also where the output is no terminal
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of a table.")]
 
 
 @app.command()
 def convergence(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Training configuration.")],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="KEY=VALUE", help="Settings in place of the file's."),
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs; finished ones in it are not repeated.")] = Path(
         "bench/convergence"
     ),
