@@ -19,6 +19,7 @@ from hvd_novel.arguments import AsJson, ConfigFile, Overrides
 from hvd_novel.bench.commands import app as bench
 from hvd_novel.errors import UserError
 from hvd_novel.launcher import launched, launched_rank
+from hvd_novel.screen import WIDE, console
 
 if TYPE_CHECKING:
     from hvd_novel.corpus.crew import Crew
@@ -60,7 +61,7 @@ def _print_keys(wanted: bool) -> None:
         from hvd_novel.config.describe import describe
 
         for table in describe():
-            Console().print(table)
+            console().print(table)
         raise typer.Exit
 
 
@@ -118,7 +119,7 @@ def prepare(
     if as_json:
         print((out / "report.json").read_text(encoding="utf-8"))
     else:
-        render(report, Console())
+        render(report, console())
         print(f"token store: {out}")
 
 
@@ -138,7 +139,7 @@ def train(
     from hvd_novel.train.run import load_config
     from hvd_novel.train.run import train as run
 
-    finished = run(load_config(config, overrides or []), Console())
+    finished = run(load_config(config, overrides or []), console())
     raise typer.Exit(OK if finished else REQUEUE)
 
 
@@ -169,7 +170,7 @@ def plan(
     if as_json:
         print(json.dumps(report))
     else:
-        render(report, Console())
+        render(report, console())
 
 
 @app.command()
@@ -210,7 +211,7 @@ def advise(
     if found and as_json:
         print(json.dumps(found))
     elif found:
-        render(found, Console())
+        render(found, console(least=WIDE))
     comm.leave(OK)
 
 
@@ -353,4 +354,4 @@ def _table(title: str, rows: dict[str, Any]) -> None:
     table = Table(title=title, show_header=False)
     for name, value in rows.items():
         table.add_row(name, value)
-    Console().print(table)
+    console().print(table)

@@ -40,6 +40,7 @@ def start(command: Sequence[str], *, launcher: str = "plain", ranks: int = 1, **
         stdin=subprocess.DEVNULL,
         text=True,
         encoding="utf-8",
+        errors="replace",  # mpirun cuts what it forwards at any byte
         env=environment() | env,
         start_new_session=True,
     )

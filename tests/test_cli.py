@@ -283,4 +283,5 @@ def test_help_of_every_verb() -> None:
     assert keys.code == 0, keys.output
     for part in ("optimizer.lr", "0.0003", "batch.micro_batch_tokens", "(required)", "model.*"):
         assert part in keys.output
+    assert keys.output.isascii(), "lines that mpirun may cut inside a character"
     assert hvd_novel("--version").output.startswith("hvd-novel ")

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from hvd_novel.arguments import AsJson, ConfigFile, Overrides
 from hvd_novel.errors import UserError
 from hvd_novel.launcher import launched, launched_rank
+from hvd_novel.screen import WIDE, console
 
 app = typer.Typer(no_args_is_help=True, help="Measure, and print ratios.")
-_WIDTH = 120  # of tables, also where the output is no terminal
 
 
 @app.command()
@@ -215,7 +214,7 @@ def _print(found: dict[str, Any], tables: list[Table], as_json: bool) -> None:
         print(json.dumps(found))
         return
     for table in tables:
-        Console(width=max(_WIDTH, Console().width)).print(table)
+        console(least=WIDE).print(table)
 
 
 def _log(line: str) -> None:

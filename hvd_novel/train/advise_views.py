@@ -11,14 +11,11 @@ from rich.table import Table
 
 from hvd_novel.tuning.schemes import DENSE, SAFE
 
-_WIDTH = 120  # of tables, also where the output is no terminal
-
 
 def render(found: dict[str, Any], console: Console) -> None:
     """Print what `advise.advise` found."""
-    wide = Console(file=console.file, width=max(_WIDTH, console.width))
     for table in _tables(found):
-        wide.print(table)
+        console.print(table)
     if found["recommended"]:
         for line in recommendation(found):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
