@@ -6,7 +6,6 @@ Buckets follow the reverse of the parameters' order, which is about the order in
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from torch.nn import Parameter
 from compressors import kernels
 from compressors.codec import Compressor, Frame
 from compressors.codecs.none import DenseBuckets
+from compressors.feedback import SignResidual
 
 BUCKET_BYTES = 25 * 2**20
 """float32 bytes of gradients that travel as one, if nothing else is said."""
@@ -65,25 +65,45 @@ class Bucket:
         inverse_scale: float,
         residual: Tensor | None,
         outgoing: Callable[[Parameter, Tensor], Tensor] | None = None,
-        cuts: Sequence[int] = (),
     ) -> tuple[kernels.Sums, kernels.Finite]:
         """Write ``gradients * inverse_scale + residual`` to flat `out`.
 
         With `outgoing`, what it makes of a parameter's unscaled gradient takes the gradient's place. Returns the sums
-        of the magnitudes of the parameters, or of the parts into which they fall when the bucket is cut before the
-        elements `cuts`, ascending; and whether all elements are finite. If not, it leaves `out` and the sums zero, so
-        that a step that will not be taken can still be encoded.
+        of the parameters' magnitudes, and whether all elements are finite. If not, it leaves `out` and the sums zero,
+        so that a step that will not be taken can still be encoded.
         """
         sums: list[float | Tensor] = []
         start = 0
         for source, factor in self._sources(inverse_scale, outgoing):
             stop = start + source.numel()
-            edges = [start, *(cut for cut in cuts if start < cut < stop), stop]
-            for begin, end in itertools.pairwise(edges):
-                base = None if residual is None else residual[begin:end]
-                sums.append(kernels.add_scaled(source[begin - start : end - start], factor, base, out[begin:end]))
+            base = None if residual is None else residual[start:stop]
+            sums.append(kernels.add_scaled(source, factor, base, out[start:stop]))
             start = stop
         return kernels.clear_unless_finite(out, sums)
+
+    def read_signs(
+        self,
+        slices: Sequence[Frame],
+        inverse_scale: float,
+        residual: SignResidual,
+        outgoing: Callable[[Parameter, Tensor], Tensor] | None,
+        bits: Sequence[Tensor],
+    ) -> tuple[kernels.Sums, kernels.Finite]:
+        """As `read` to the draft of `residual`, with the signs of each of `slices` written to `bits`.
+
+        The sums are those of the tensors of all slices.
+        """
+        sums: list[float | Tensor] = []
+        factor = inverse_scale if outgoing is None else 1.0
+        sources = (source for source, _ in self._sources(inverse_scale, outgoing))
+        start = 0
+        for piece, parts, signs in zip(slices, cut(sources, slices), bits, strict=True):
+            stop = start + piece.numel
+            sent = residual.sent[len(sums) : len(sums) + len(parts)]
+            where = (residual.before[start:stop], sent, residual.draft[start:stop], signs)
+            sums += kernels.load_signs(parts, factor, *where)
+            start = stop
+        return kernels.clear_unless_finite(residual.draft, sums)
 
     def _sources(
         self, inverse_scale: float, outgoing: Callable[[Parameter, Tensor], Tensor] | None
@@ -94,6 +114,13 @@ class Bucket:
                 yield gradient(parameter).reshape(-1), inverse_scale
             else:
                 yield outgoing(parameter, gradient(parameter) * inverse_scale).reshape(-1), 1.0
+
+    def flat_gradients(self) -> list[Tensor] | None:
+        """The gradients, flat, where they can be written in place as float32."""
+        every = [gradient(parameter) for _, parameter in self.parameters]
+        if all(each.dtype == torch.float32 and each.is_contiguous() for each in every):
+            return [each.view(-1) for each in every]
+        return None
 
     def write(self, total: Tensor, scale: float) -> kernels.Finite:
         """Set the gradients to flat ``total * scale``; returns whether all are finite."""
@@ -106,6 +133,20 @@ class Bucket:
                 target.copy_((part * scale).view(parameter.shape))
                 sums.append(target.abs().sum(dtype=torch.float64))
         return kernels.finite_by(sums, [gradient(parameter) for _, parameter in self.parameters])
+
+
+def cut(tensors: Iterable[Tensor], slices: Sequence[Frame]) -> Iterator[list[Tensor]]:
+    """What of flat `tensors`, which lie one after the other, lies in each of `slices`."""
+    source = iter(tensors)
+    rest = torch.empty(0)
+    for piece in slices:
+        parts = []
+        for size in piece.sizes:
+            while not rest.numel():
+                rest = next(source)
+            parts.append(rest[:size])
+            rest = rest[size:]
+        yield parts
 
 
 def gradient(parameter: Parameter) -> Tensor:

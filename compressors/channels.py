@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from compressors import kernels
 from compressors.buckets import Bucket, gradient
 from compressors.codec import Codec, Compressor, Cooperative, Frame, Pattern
 from compressors.codecs.onebit import OneBit
 from compressors.codecs.rows import SparseRows
-from compressors.exchange import Exchange, Wire, all_gather, two_phase
-from compressors.feedback import Residual
-from compressors.kernels import Finite, Sums
+from compressors.exchange import Wire, all_gather, two_phase
+from compressors.feedback import Residual, SignResidual
+from compressors.kernels import Finite
+from compressors.sums import CodedSum, Exchange
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,9 @@ class Channel(ABC):
         self.unscales = compressor.unscales
         self._compressor = compressor
         if compressor.error_feedback and self.remembers is self:
-            self.residual = Residual(bucket.numel, bucket.device)
-        self.magnitudes: Sums | None = None
-        """Sums of the magnitudes of the tensors of all slices, as they were loaded, where there is a residual."""
+            self.residual = self._new_residual(bucket.frame(0, wire.ranks, wire.rank).slices())
         self._values: Tensor | None = None
         self._dense_stage = False
-        slices = bucket.frame(0, wire.ranks, wire.rank).slices()
-        self._cuts = list(itertools.accumulate(piece.numel for piece in slices[:-1]))
 
     @property
     def remembers(self) -> Channel | None:
@@ -75,7 +73,7 @@ class Channel(ABC):
         return self
 
     def run(self, step: int) -> Exchange:
-        """Exchange what was loaded; returns the flat sum over ranks, to be used before another exchange goes on."""
+        """Exchange what was loaded; returns the sum over ranks."""
         values = self._loaded()
         frame = self.bucket.frame(step, self.wire.ranks, self.wire.rank)
         if self._dense_stage:
@@ -115,10 +113,7 @@ class Channel(ABC):
         self._dense_stage = stage.dense
         if self.residual is not None:
             self._values = self.residual.draft
-            self.magnitudes, finite = self.bucket.read(
-                self._values, inverse_scale, self.residual.value, stage.outgoing, self._cuts
-            )
-            return finite
+            return self.bucket.read(self._values, inverse_scale, self.residual.value, stage.outgoing)[1]
         first = self.bucket.parameters[0][1]
         dtype = self._compressor.carrier(first.dtype)
         if not self._compressor.bucketed and stage.outgoing is None:
@@ -130,8 +125,12 @@ class Channel(ABC):
 
     def restore_owed(self, value: Tensor) -> None:
         """Set what this rank owes as an owner to flat `value`."""
-        self.owed = Residual(value.numel(), value.device)
+        self.owed = self._new_residual([self.bucket.frame(0, self.wire.ranks, self.wire.rank).slices()[self.wire.rank]])
         self.owed.value.copy_(value)
+
+    def _new_residual(self, slices: Sequence[Frame]) -> Residual:
+        """A residual of the values of `slices`, of zeros."""
+        return Residual(sum(piece.numel for piece in slices), self.bucket.device)
 
     def _absorb_owed(self, values: Tensor, frame: Frame) -> None:
         """Send what this rank owes as an owner like a gradient of its own: this step has no owners."""
@@ -192,23 +191,21 @@ class CodecChannel(Channel):
         slices = frame.slices()
         own = slices[frame.rank]
         if self.residual is not None and self.owed is None:
-            self.owed = Residual(own.numel, values.device)
-
-        def merge(parts: list[Tensor]) -> Tensor:
-            total = torch.zeros(own.numel, device=values.device)
-            if self.owed is not None:
-                total = self.owed.draft.copy_(self.owed.value)
-            for part in parts:
-                self.codec.decode_add(part, own, total)
-            return self._encode(total, dataclasses.replace(own, phase=1))
-
+            self.owed = self._new_residual([own])
         parts = self._encode_slices(values, frame)
         sizes = [self.codec.nbytes(piece) for piece in slices]
-        merged = yield from two_phase(self.wire, self.bucket.name, parts, merge, sizes)
-        joined = self.wire.scratch(frame.numel, values.device)
-        for part, piece, target in zip(merged, slices, joined.split([piece.numel for piece in slices]), strict=True):
-            self.codec.decode_into(part, piece, target)
-        return joined
+        merged = yield from two_phase(self.wire, self.bucket.name, parts, lambda parts: self._merge(parts, own), sizes)
+        return CodedSum(self.codec, merged, slices, self.wire)
+
+    def _merge(self, parts: list[Tensor], own: Frame) -> Tensor:
+        """The payload of the sum of `parts`, all ranks' payloads of this rank's slice."""
+        if self.owed is not None:
+            total = self.owed.draft.copy_(self.owed.value)
+        else:
+            total = torch.zeros(own.numel, device=self.bucket.device)
+        for part in parts:
+            self.codec.decode_add(part, own, total)
+        return self._encode(total, dataclasses.replace(own, phase=1))
 
     def _encode(self, values: Tensor, frame: Frame) -> Tensor:
         if self.residual is None:
@@ -220,14 +217,55 @@ class CodecChannel(Channel):
 
 
 class OneBitChannel(CodecChannel):
-    """The exchange of one bucket's signs, whose scales come from the pass that loads the bucket."""
+    """The exchange of one bucket's signs, which are taken, and their scales summed up, while values are loaded."""
+
+    residual: SignResidual
+    owed: SignResidual | None
 
     def __init__(self, bucket: Bucket, codec: OneBit, wire: Wire) -> None:
         super().__init__(bucket, codec, wire)
         self._onebit = codec
+        self._payloads: list[Tensor] = []
+
+    def _new_residual(self, slices: Sequence[Frame]) -> SignResidual:
+        return SignResidual(tuple(size for piece in slices for size in piece.sizes), self.bucket.device)
+
+    def load(self, inverse_scale: float, stage: Stage) -> Finite:
+        self.residual.begin()
+        if self.owed is not None:
+            self.owed.begin()
+        if stage.dense:
+            return super().load(inverse_scale, stage)
+        self._dense_stage = False
+        self._values = self.residual.draft
+        slices = self.bucket.frame(0, self.wire.ranks, self.wire.rank).slices()
+        self._payloads, fields = self._new_payloads(slices)
+        bits = [signs for _, signs in fields]
+        sums, finite = self.bucket.read_signs(slices, inverse_scale, self.residual, stage.outgoing, bits)
+        scales = kernels.means(sums, tuple(size for piece in slices for size in piece.sizes))
+        for (header, _), part in zip(fields, scales.split([len(piece.sizes) for piece in slices]), strict=True):
+            header.copy_(part)
+        self.residual.draft_sent = scales
+        return finite
 
     def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
-        return self._onebit.encode_slices(values, frame, self.magnitudes)
+        payloads, self._payloads = self._payloads, []
+        return payloads
+
+    def _merge(self, parts: list[Tensor], own: Frame) -> Tensor:
+        assert self.owed is not None
+        (payload,), ((header, bits),) = self._new_payloads([own])
+        coming = [self._onebit.fields(part, own) for part in parts]
+        where = (self.owed.before, self.owed.sent, own.sizes, self.owed.draft, bits)
+        self.owed.draft_sent = kernels.means(kernels.merge_signs(coming, *where), own.sizes)
+        header.copy_(self.owed.draft_sent)
+        return payload
+
+    def _new_payloads(self, slices: Sequence[Frame]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+        """A payload for each of `slices`, and where its scales and bits are to be written."""
+        sizes = [self._onebit.nbytes(piece) for piece in slices]
+        payloads = [torch.empty(size, dtype=torch.uint8, device=self.bucket.device) for size in sizes]
+        return payloads, [self._onebit.fields(each, piece) for each, piece in zip(payloads, slices, strict=True)]
 
 
 class CooperativeChannel(Channel):

@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from compressors import kernels
+
 
 class Pattern(enum.Enum):
     """How payloads travel."""
@@ -152,6 +154,15 @@ class Codec(Compressor, ABC):
     def decode_into(self, payload: Tensor, frame: Frame, out: Tensor) -> None:
         """Write what `payload` stands for to float32 `out`."""
         out.copy_(self.decode(payload, frame))
+
+    def decode_apart(self, payload: Tensor, frame: Frame, factor: float, outs: Sequence[Tensor]) -> kernels.Finite:
+        """Write what `payload` stands for, times `factor`, to flat float32 `outs`, one for each of `frame.sizes`.
+
+        Returns whether it is finite.
+        """
+        parts = self.decode(payload, frame).split(list(frame.sizes))
+        sums = [kernels.add_scaled(part, factor, None, out) for part, out in zip(parts, outs, strict=True)]
+        return kernels.finite_by(sums, outs)
 
     def decode_add(self, payload: Tensor, frame: Frame, total: Tensor) -> None:
         """Add what `payload` stands for to `total`."""

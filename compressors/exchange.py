@@ -37,9 +37,6 @@ class Pending:
         return hvd.synchronize(self._handle)
 
 
-Exchange = Generator[Pending, Any, Tensor]
-
-
 class Wire:
     """The collectives of one process set, under the names of one optimizer, with every byte counted.
 

@@ -10,7 +10,7 @@ learning with system relaxations".
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,9 @@ from compressors.codecs.bf16 import BF16
 from compressors.codecs.fp16 import FP16
 from compressors.codecs.int8 import QSGD
 from compressors.codecs.none import DenseBuckets, NoCompression
-from compressors.exchange import Exchange, Wire, all_gather
+from compressors.exchange import Pending, Wire, all_gather
 from compressors.kernels import Finite
+from compressors.sums import Exchange, values_of
 from compressors.vetoes import veto
 
 OpenChannel = Callable[[Bucket, Compressor, Wire], Channel]
@@ -225,12 +226,12 @@ class HierarchicalChannel(Channel):
         parts = yield from all_gather(self._inside, self.bucket.name + ".gather", self._encode(total, own), sizes)
         return torch.cat([self._decode(part, piece) for part, piece in zip(parts, pieces, strict=True)])
 
-    def _between_nodes(self, step: int) -> Exchange:
+    def _between_nodes(self, step: int) -> Generator[Pending, Any, Tensor]:
         if self._outer is None:
             return self._share.sums
         if self._outer.wire.ranks == 1:
             return self._outer.alone()
-        return (yield from self._outer.run(step))
+        return values_of((yield from self._outer.run(step)))
 
     def _encode(self, values: Tensor, frame: Frame) -> Tensor:
         return self._inner.encode(values.float(), frame).view(torch.uint8)

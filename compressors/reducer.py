@@ -20,9 +20,10 @@ from compressors.codecs.onebit import OneBit
 from compressors.codecs.rows import SparseRows
 from compressors.codecs.topk import TopK
 from compressors.correction import TopKChannel
-from compressors.exchange import Exchange, Pending, Wire
+from compressors.exchange import Pending, Wire
 from compressors.hierarchy import Hierarchical, open_hierarchy
 from compressors.ledger import Ledger, ring_all_reduce_bytes
+from compressors.sums import Exchange, Sum, write
 from compressors.vetoes import holds, home, veto
 
 
@@ -31,7 +32,7 @@ def _open_channel(bucket: Bucket, compressor: Compressor, wire: Wire) -> Channel
         return open_hierarchy(bucket, compressor, wire, _open_channel)
     if isinstance(compressor, TopK):
         return TopKChannel(bucket, compressor, wire)
-    if isinstance(compressor, OneBit):
+    if type(compressor) is OneBit:  # not a subclass, which may code otherwise
         return OneBitChannel(bucket, compressor, wire)
     if isinstance(compressor, Codec):
         return CodecChannel(bucket, compressor, wire)
@@ -204,9 +205,9 @@ class Reducer:
             with self._ledger.timed("exchange"):
                 task.pending.wait()
 
-    def _write(self, channel: Channel, total: Tensor) -> kernels.Finite:
+    def _write(self, channel: Channel, total: Sum) -> kernels.Finite:
         factor = self._scale_of(channel) / (self._wire.ranks if self._average else 1)
-        return channel.bucket.write(total, factor)
+        return write(total, channel.bucket, factor)
 
     def _spoil(self) -> bool:
         for parameter in self._channel_of:

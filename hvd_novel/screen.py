@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from hvd_novel.launcher import launched
+
 WIDE = 120
 """Columns of the widest tables."""
 
@@ -20,5 +22,7 @@ class _Piped(Console):
 def console(*, least: int = 0) -> Console:
     """Standard output, at least `least` columns wide."""
     found = Console()
-    kind = Console if found.is_terminal else _Piped
-    return kind(width=max(least, found.width))
+    width = max(least, found.width)
+    if found.is_terminal and not launched():
+        return Console(width=width)
+    return _Piped(width=width, force_terminal=False)  # mpirun gives ranks a terminal, and forwards what they write

@@ -6,6 +6,8 @@ the largest magnitude of a block in place of its norm (section 5 there).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -44,9 +46,23 @@ class QSGD(Codec):
         return out
 
     def decode_into(self, payload: Tensor, frame: Frame, out: Tensor) -> None:
-        blocks = kernels.blocks_in(frame.sizes)
-        scales, multiples = from_bytes(payload, (torch.float32, blocks), (torch.int8, frame.numel))
-        kernels.dequantise(multiples, scales, frame.sizes, out)
+        kernels.dequantise(*self._fields(payload, frame), frame.sizes, out)
+
+    def decode_add(self, payload: Tensor, frame: Frame, total: Tensor) -> None:
+        kernels.dequantise(*self._fields(payload, frame), frame.sizes, total, add=True)
+
+    def decode_apart(self, payload: Tensor, frame: Frame, factor: float, outs: Sequence[Tensor]) -> kernels.Finite:
+        multiples, scales = self._fields(payload, frame)
+        blocks = [kernels.blocks_in((size,)) for size in frame.sizes]
+        parts = zip(multiples.split(list(frame.sizes)), scales.split(blocks), outs, strict=True)
+        for levels, scale, out in parts:
+            kernels.dequantise(levels, scale, (out.numel(),), out, factor=factor)
+        return kernels.all_finite(scales * self.levels * factor)  # the largest of a block is that many levels
 
     def nbytes(self, frame: Frame) -> int:
         return 4 * kernels.blocks_in(frame.sizes) + frame.numel
+
+    def _fields(self, payload: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+        blocks = kernels.blocks_in(frame.sizes)
+        scales, multiples = from_bytes(payload, (torch.float32, blocks), (torch.int8, frame.numel))
+        return multiples, scales

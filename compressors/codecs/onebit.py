@@ -7,6 +7,8 @@ algorithm 1; two compressed phases as in Tang et al. 2021, "1-bit Adam", section
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ class OneBit(Codec):
         return Pattern.TWO_PHASE
 
     def encode(self, values: Tensor, frame: Frame) -> Tensor:
-        return to_bytes([self._scales(values, frame, None), kernels.pack_signs(values)])
+        return to_bytes([self._scales(values, frame), kernels.pack_signs(values)])
 
     def decode(self, payload: Tensor, frame: Frame) -> Tensor:
         out = torch.empty(frame.numel, device=payload.device)
@@ -35,37 +37,33 @@ class OneBit(Codec):
         return out
 
     def decode_into(self, payload: Tensor, frame: Frame, out: Tensor) -> None:
-        kernels.set_signs(*self._fields(payload, frame), frame.sizes, out)
+        scales, bits = self.fields(payload, frame)
+        kernels.set_signs(bits, scales, frame.sizes, out)
+
+    def decode_apart(self, payload: Tensor, frame: Frame, factor: float, outs: Sequence[Tensor]) -> kernels.Finite:
+        scales, bits = self.fields(payload, frame)
+        scales = scales * factor
+        kernels.scatter_signs(bits, scales, outs)
+        return kernels.all_finite(scales)
 
     def decode_add(self, payload: Tensor, frame: Frame, total: Tensor) -> None:
-        kernels.add_signs(*self._fields(payload, frame), frame.sizes, total)
+        scales, bits = self.fields(payload, frame)
+        kernels.add_signs(bits, scales, frame.sizes, total)
 
-    def encode_error(self, values: Tensor, frame: Frame, magnitudes: kernels.Sums | None = None) -> Tensor:
-        """`magnitudes`: the sum of the magnitudes of each tensor, where it is known."""
+    def encode_error(self, values: Tensor, frame: Frame) -> Tensor:
         payload = torch.empty(self.nbytes(frame), dtype=torch.uint8, device=values.device)
-        scales = self._scales(values, frame, magnitudes)
-        header = payload[: scales.nbytes]
-        header.copy_(scales.view(torch.uint8))
+        scales = self._scales(values, frame)
+        payload[: scales.nbytes] = scales.view(torch.uint8)
         kernels.take_signs(values, scales, frame.sizes, payload[scales.nbytes :])
         return payload
-
-    def encode_slices(self, values: Tensor, frame: Frame, magnitudes: kernels.Sums | None = None) -> list[Tensor]:
-        """`magnitudes`: the sums of the magnitudes of the tensors of all slices, where they are known."""
-        if magnitudes is None:
-            return super().encode_slices(values, frame)
-        pieces, payloads, known = frame.slices(), [], 0
-        for part, piece in zip(values.split([piece.numel for piece in pieces]), pieces, strict=True):
-            last = known + len(piece.sizes)
-            payloads.append(self.encode_error(part, piece, magnitudes[known:last]))
-            known = last
-        return payloads
 
     def nbytes(self, frame: Frame) -> int:
         return 4 * len(frame.sizes) + -(-frame.numel // 8)
 
-    def _scales(self, values: Tensor, frame: Frame, sums: kernels.Sums | None) -> Tensor:
-        return kernels.means(kernels.magnitudes(values, frame.sizes) if sums is None else sums, frame.sizes)
-
-    def _fields(self, payload: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+    def fields(self, payload: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+        """The scales and the bits of `payload`, sharing its memory if that is aligned, as a new one's is."""
         scales, bits = from_bytes(payload, (torch.float32, len(frame.sizes)), (torch.uint8, -(-frame.numel // 8)))
-        return bits, scales
+        return scales, bits
+
+    def _scales(self, values: Tensor, frame: Frame) -> Tensor:
+        return kernels.means(kernels.magnitudes(values, frame.sizes), frame.sizes)

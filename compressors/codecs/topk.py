@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -136,17 +137,28 @@ class TopK(Codec):
         self.decode_add(payload, frame, out.zero_())
 
     def decode_add(self, payload: Tensor, frame: Frame, total: Tensor) -> None:
-        count = (payload.numel() - self._header) // self._entry_bytes
-        fields = [(torch.int32, count), (_VALUE_TYPES[self.values], count)]
-        if self._header:
-            scale, indices, coded = from_bytes(payload, (torch.float32, 1), *fields)
-            kernels.scatter_add(indices, coded, scale, total)
-        else:
-            indices, coded = from_bytes(payload, *fields)
-            kernels.scatter_add(indices, coded, 1.0, total)
+        kernels.scatter_add(*self._fields(payload), total)
+
+    def decode_apart(self, payload: Tensor, frame: Frame, factor: float, outs: Sequence[Tensor]) -> kernels.Finite:
+        indices, coded, scale = self._fields(payload)
+        begins = list(itertools.accumulate(frame.sizes, initial=0))
+        bounds = torch.searchsorted(indices, torch.tensor(begins, dtype=torch.int32)).tolist()
+        for out, begin, (first, last) in zip(outs, begins, itertools.pairwise(bounds), strict=False):
+            kernels.scatter_add(indices[first:last] - begin, coded[first:last], scale * factor, out.zero_())
+        return kernels.all_finite(coded.float() * (scale * factor))
 
     def nbytes(self, frame: Frame) -> int:
         return self._header + self._entry_bytes * self.kept(frame)
+
+    def _fields(self, payload: Tensor) -> tuple[Tensor, Tensor, float | Tensor]:
+        """Indices, what is kept as it travels, and by what it is multiplied."""
+        count = (payload.numel() - self._header) // self._entry_bytes
+        fields = [(torch.int32, count), (_VALUE_TYPES[self.values], count)]
+        if not self._header:
+            indices, coded = from_bytes(payload, *fields)
+            return indices, coded, 1.0
+        scale, indices, coded = from_bytes(payload, (torch.float32, 1), *fields)
+        return indices, coded, scale
 
     @property
     def _entry_bytes(self) -> int:

@@ -30,11 +30,14 @@ __all__ = [
     "dequantise",
     "finite_by",
     "gather",
+    "load_signs",
     "magnitudes",
     "means",
+    "merge_signs",
     "pack_signs",
     "quantise",
     "scatter_add",
+    "scatter_signs",
     "set_signs",
     "table",
     "take_signs",
@@ -64,7 +67,7 @@ def finite_by(sums: Sequence[float | Tensor], values: Sequence[Tensor]) -> Finit
     """Whether all elements of `values` are finite, whose magnitudes add up to `sums`."""
     # A sum is finite only if all its terms are; it can overflow without, which the slower look tells apart.
     tensors = [each for each in sums if isinstance(each, Tensor)]
-    if len(tensors) < len(sums):
+    if not tensors or len(tensors) < len(sums):
         return math.isfinite(sum(float(each) for each in sums)) or all(bool(all_finite(part)) for part in values)
     finite = torch.stack(tensors).isfinite().all()
     if all(part.dtype != torch.float64 for part in values):  # float64 sums of less do not overflow
@@ -141,6 +144,45 @@ def set_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor)
     _path(out).set_signs(bits, scales, sizes, out)
 
 
+def scatter_signs(bits: Tensor, scales: Tensor, outs: Sequence[Tensor]) -> None:
+    """As `set_signs`, but the tensors lie in float32 `outs` of their own; on CPUs."""
+    cpu.scatter_signs(bits, scales, outs)
+
+
+def load_signs(
+    sources: Sequence[Tensor], factor: float, base: Tensor, sent: Tensor, out: Tensor, bits: Tensor
+) -> list[float] | list[Tensor]:
+    """Write ``sources * factor + left`` to float32 `out`, one after the other, and its signs to `bits`.
+
+    ``left[j]`` is what `base` misses when its signs times ``sent[j]`` are taken (see `take_signs`). Returns the sums
+    of the magnitudes as `add_scaled` does, one for each of `sources`.
+    """
+    return _path(out).load_signs(sources, factor, base, sent, out, bits)
+
+
+def merge_signs(
+    parts: Sequence[tuple[Tensor, Tensor]],
+    base: Tensor,
+    sent: Tensor,
+    sizes: tuple[int, ...],
+    out: Tensor,
+    bits: Tensor,
+) -> Sums:
+    """Write the sum of `parts`, which are (scales, bits), and of what `base` misses to `out`, and its signs to `bits`.
+
+    `base` misses its signs times `sent`, one for each of the tensors, of `sizes`, that lie in it. Returns `magnitudes`
+    of `out`.
+    """
+    path = _path(out)
+    if path is cpu:
+        return cpu.merge_signs(parts, base, sent, sizes, out, bits)
+    path.take_signs(out.copy_(base), sent, sizes, bits)
+    for scales, signs in parts:
+        path.add_signs(signs, scales, sizes, out)
+    bits.copy_(path.pack_signs(out))
+    return path.magnitudes(out, sizes)
+
+
 def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None) -> tuple[Tensor, Tensor]:
     """int8 multiples [elements] of the float32 size of a level in each block: (multiples, sizes of levels).
 
@@ -151,9 +193,11 @@ def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | No
     return _path(values).quantise(values, sizes, levels, seed)
 
 
-def dequantise(multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
-    """Write the values of `quantise` to float32 `out`."""
-    _path(out).dequantise(multiples, scales, sizes, out)
+def dequantise(
+    multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor, *, factor: float = 1.0, add: bool = False
+) -> None:
+    """Write the values of `quantise`, times `factor`, to float32 `out`, or add them to it."""
+    _path(out).dequantise(multiples, scales, sizes, factor, out, add=add)
 
 
 def _path(values: Tensor) -> ModuleType:

@@ -7,13 +7,14 @@ rounds as torch does.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from compressors.kernels import eager
-from compressors.kernels.compiled import CHUNK, byte, compiled, reordered
+from compressors.kernels.compiled import CHUNK, compiled, positive, reordered
 from compressors.kernels.cpu_topk import top_k as top_k
 from compressors.kernels.layout import BLOCK, blocks_in
 
@@ -49,20 +50,58 @@ def scatter_add(indices: Tensor, added: Tensor, factor: float | Tensor, total: T
 
 def pack_signs(values: Tensor) -> Tensor:
     bits = torch.zeros(-(-values.numel() // 8), dtype=torch.uint8)
-    _pack_signs(values.numpy(), bits.numpy())
+    _pack_signs(values.numpy(), bits.numpy(), 0)
     return bits
 
 
+def load_signs(
+    sources: Sequence[Tensor], factor: float, base: Tensor, sent: Tensor, out: Tensor, bits: Tensor
+) -> list[float]:
+    bits.zero_()
+    sums, end = [], 0
+    for source, scale in zip(sources, sent.tolist(), strict=True):
+        begin, end = end, end + source.numel()
+        part = source if source.dtype in _NUMBA_TYPES else source.float()
+        arrays = (part.numpy(), np.float32(factor), base[begin:end].numpy(), np.float32(scale), out[begin:end].numpy())
+        sums.append(float(_load_signs(*arrays, bits.numpy(), begin)))
+    return sums
+
+
+def merge_signs(
+    parts: Sequence[tuple[Tensor, Tensor]],
+    base: Tensor,
+    sent: Tensor,
+    sizes: tuple[int, ...],
+    out: Tensor,
+    bits: Tensor,
+) -> list[float]:
+    bits.zero_()
+    scales = np.stack([scale.numpy() for scale, _ in parts])
+    coming = np.stack([signs.numpy() for _, signs in parts])
+    bounds = np.asarray(sizes, dtype=np.int64)
+    sums = np.empty(len(sizes))
+    _merge_signs(coming, scales, base.numpy(), sent.numpy(), bounds, out.numpy(), bits.numpy(), sums)
+    return list(sums)
+
+
 def take_signs(values: Tensor, scales: Tensor, sizes: tuple[int, ...], bits: Tensor) -> None:
+    bits.zero_()
     _take_signs(values.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), bits.numpy())
 
 
 def add_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], total: Tensor) -> None:
-    _write_signs(bits.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), total.numpy(), True)
+    _add_signs(bits.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), total.numpy())
 
 
 def set_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
-    _write_signs(bits.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), out.numpy(), False)
+    scatter_signs(bits, scales, out.split(list(sizes)))
+
+
+def scatter_signs(bits: Tensor, scales: Tensor, outs: Sequence[Tensor]) -> None:
+    place = 0
+    for out, scale in zip(outs, scales.tolist(), strict=True):
+        _set_signs(bits.numpy(), np.float32(scale), out.numpy(), place)
+        place += out.numel()
 
 
 def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None) -> tuple[Tensor, Tensor]:
@@ -75,8 +114,11 @@ def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | No
     return multiples, scales
 
 
-def dequantise(multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
-    _dequantise(multiples.numpy(), scales.numpy(), np.asarray(sizes, dtype=np.int64), out.numpy())
+def dequantise(
+    multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], factor: float, out: Tensor, *, add: bool
+) -> None:
+    bounds = np.asarray(sizes, dtype=np.int64)
+    _dequantise(multiples.numpy(), scales.numpy(), bounds, np.float32(factor), out.numpy(), add)
 
 
 @reordered
@@ -129,89 +171,113 @@ def _scatter_add(indices, added, factor, total):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _pack_signs(values, bits):  # type: ignore[no-untyped-def]
-    whole = values.size // 8
-    for i in range(whole):
-        bits[i] = byte(
-            values[8 * i] >= 0,
-            values[8 * i + 1] >= 0,
-            values[8 * i + 2] >= 0,
-            values[8 * i + 3] >= 0,
-            values[8 * i + 4] >= 0,
-            values[8 * i + 5] >= 0,
-            values[8 * i + 6] >= 0,
-            values[8 * i + 7] >= 0,
-        )
-    for i in range(8 * whole, values.size):
-        if values[i] >= 0:
-            bits[whole] |= np.uint8(128 >> (i - 8 * whole))
-
-
-@compiled
-def _take_whole_bytes(values, scale, bits):  # type: ignore[no-untyped-def]
-    for i in range(bits.size):
-        byte = 0
-        for j in range(8):
-            value = values[8 * i + j]
-            positive = value >= 0
-            byte = (byte << 1) | positive
-            values[8 * i + j] = value - (scale if positive else -scale)
-        bits[i] = byte
-
-
-@compiled
-def _set_whole_bytes(bits, scale, out):  # type: ignore[no-untyped-def]
-    for i in range(bits.size):
-        byte = bits[i]
-        for j in range(8):
-            out[8 * i + j] = scale if (byte >> (7 - j)) & 1 else -scale
-
-
-@compiled
-def _add_whole_bytes(bits, scale, total):  # type: ignore[no-untyped-def]
-    for i in range(bits.size):
-        byte = bits[i]
-        for j in range(8):
-            total[8 * i + j] += scale if (byte >> (7 - j)) & 1 else -scale
+def _pack_signs(values, bits, place):  # type: ignore[no-untyped-def]
+    """Put a bit for each element into zeroed `bits`, from bit number `place` on."""
+    first, last = _whole_bytes(place, place + values.size)
+    for i in range(first // 8, last // 8):
+        bits[i] = positive(values, 8 * i - place)  # type: ignore[call-arg]
+    for edge_begin, edge_end in ((place, first), (last, place + values.size)):
+        for i in range(edge_begin, edge_end):
+            if values[i - place] >= 0:
+                bits[i >> 3] |= np.uint8(128 >> (i & 7))
 
 
 @compiled
 def _whole_bytes(begin, end):  # type: ignore[no-untyped-def]
-    """The elements between that fill bytes of their own: first and last + 1; the same if there are none."""
+    """The bits between that fill bytes of their own: first and last + 1; the same if there are none."""
     first = min((begin + 7) // 8 * 8, end)
     return first, max(first, end // 8 * 8)
 
 
 @compiled
+def _signed(bits, i, scale):  # type: ignore[no-untyped-def]
+    return scale if (bits[i >> 3] >> (7 - (i & 7))) & 1 else -scale
+
+
+@compiled
+def _set_signs(bits, scale, out, place):  # type: ignore[no-untyped-def]
+    """Write the signs from bit number `place` on, times `scale`."""
+    first, last = _whole_bytes(place, place + out.size)
+    for edge_begin, edge_end in ((place, first), (last, place + out.size)):
+        for i in range(edge_begin, edge_end):
+            out[i - place] = _signed(bits, i, scale)
+    whole, inside = bits[first // 8 : last // 8], out[first - place : last - place]
+    for i in range(whole.size):
+        byte = whole[i]
+        for j in range(8):
+            inside[8 * i + j] = scale if (byte >> (7 - j)) & 1 else -scale
+
+
+@compiled
+def _add_signs_from(bits, scale, total, place):  # type: ignore[no-untyped-def]
+    """Add the signs from bit number `place` on, times `scale`."""
+    first, last = _whole_bytes(place, place + total.size)
+    for edge_begin, edge_end in ((place, first), (last, place + total.size)):
+        for i in range(edge_begin, edge_end):
+            total[i - place] += _signed(bits, i, scale)
+    whole, inside = bits[first // 8 : last // 8], total[first - place : last - place]
+    for i in range(whole.size):
+        byte = whole[i]
+        for j in range(8):
+            inside[8 * i + j] += scale if (byte >> (7 - j)) & 1 else -scale
+
+
+@compiled
+def _add_signs(bits, scales, sizes, total):  # type: ignore[no-untyped-def]
+    begin = 0
+    for j in range(sizes.size):
+        _add_signs_from(bits, scales[j], total[begin : begin + sizes[j]], begin)
+        begin += sizes[j]
+
+
+@compiled
+def _leave(values, scale, out):  # type: ignore[no-untyped-def]
+    """Write what is left of `values` when their signs times `scale` are sent."""
+    for i in range(out.size):
+        value = values[i]
+        out[i] = value - (scale if value >= 0 else -scale)
+
+
+@compiled
 def _take_signs(values, scales, sizes, bits):  # type: ignore[no-untyped-def]
     begin = 0
-    bits[:] = 0
     for j in range(sizes.size):
-        end, scale = begin + sizes[j], scales[j]
-        first, last = _whole_bytes(begin, end)
-        for edge_begin, edge_end in ((begin, first), (last, end)):
-            for i in range(edge_begin, edge_end):
-                positive = values[i] >= 0
-                bits[i >> 3] |= np.uint8(positive << (7 - (i & 7)))
-                values[i] -= scale if positive else -scale
-        _take_whole_bytes(values[first:last], scale, bits[first // 8 : last // 8])
+        end = begin + sizes[j]
+        for first in range(begin, end, CHUNK):
+            part = values[first : min(first + CHUNK, end)]
+            _pack_signs(part, bits, first)
+            _leave(part, scales[j], part)
         begin = end
 
 
 @compiled
-def _write_signs(bits, scales, sizes, out, add):  # type: ignore[no-untyped-def]
+def _load_signs(source, factor, base, sent, out, bits, place):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for begin in range(0, out.size, CHUNK):
+        end = min(begin + CHUNK, out.size)
+        new, old, target = source[begin:end], base[begin:end], out[begin:end]
+        for i in range(target.size):
+            value = old[i]
+            target[i] = np.float32(new[i]) * factor + (value - (sent if value >= 0 else -sent))
+        total += _magnitude(target)
+        _pack_signs(target, bits, place + begin)
+    return total
+
+
+@compiled
+def _merge_signs(coming, scales, base, sent, sizes, out, bits, sums):  # type: ignore[no-untyped-def]
     begin = 0
     for j in range(sizes.size):
-        end, scale = begin + sizes[j], scales[j]
-        first, last = _whole_bytes(begin, end)
-        for edge_begin, edge_end in ((begin, first), (last, end)):
-            for i in range(edge_begin, edge_end):
-                value = scale if (bits[i >> 3] >> (7 - (i & 7))) & 1 else -scale
-                out[i] = out[i] + value if add else value
-        if add:
-            _add_whole_bytes(bits[first // 8 : last // 8], scale, out[first:last])
-        else:
-            _set_whole_bytes(bits[first // 8 : last // 8], scale, out[first:last])
+        end, total = begin + sizes[j], 0.0
+        for first in range(begin, end, CHUNK):
+            last = min(first + CHUNK, end)
+            target = out[first:last]
+            _leave(base[first:last], sent[j], target)
+            for rank in range(coming.shape[0]):
+                _add_signs_from(coming[rank], scales[rank, j], target, first)
+            total += _magnitude(target)
+            _pack_signs(target, bits, first)
+        sums[j] = total
         begin = end
 
 
@@ -251,7 +317,7 @@ def _quantise(values, sizes, levels, draws, low, high, scales, multiples):  # ty
 
 
 @compiled
-def _dequantise(multiples, scales, sizes, out):  # type: ignore[no-untyped-def]
+def _dequantise(multiples, scales, sizes, factor, out, add):  # type: ignore[no-untyped-def]
     begin, block = 0, 0
     for j in range(sizes.size):
         end = begin + sizes[j]
@@ -261,7 +327,11 @@ def _dequantise(multiples, scales, sizes, out):  # type: ignore[no-untyped-def]
                 out[first : min(first + BLOCK, end)],
                 scales[block],
             )
-            for i in range(target.size):
-                target[i] = np.float32(source[i]) * scale
+            if add:
+                for i in range(target.size):
+                    target[i] += np.float32(source[i]) * scale * factor
+            else:
+                for i in range(target.size):
+                    target[i] = np.float32(source[i]) * scale * factor
             block += 1
         begin = end

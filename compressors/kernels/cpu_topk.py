@@ -6,8 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compressors.kernels.compiled import CHUNK, byte, compiled
+from compressors.kernels.compiled import CHUNK, compiled, large
 from compressors.kernels.layout import sample_of
+
+_FIRST = np.array([8, *(8 - mark.bit_length() for mark in range(1, 256))], np.int64)
+"""For each byte the place of its first bit, counted from the highest."""
+_OTHERS = np.array([0, *((1 << mark.bit_length() - 1) - 1 for mark in range(1, 256))], np.uint8)
+"""For each byte the bits after its first."""
 
 
 def top_k(values: Tensor, k: int, *, sampled: bool) -> Tensor:
@@ -64,7 +69,7 @@ def _all_from(values, threshold, found, magnitudes):  # type: ignore[no-untyped-
     """Write indices and magnitudes of the elements from `threshold` up; returns their number, or -1 if too many.
 
     `found` and `magnitudes` have room for CHUNK more than may be found. Eights of elements are looked at first, as few
-    of them hold one, and all without a branch: what does not count is overwritten.
+    of them hold one, and without a branch: what does not count is overwritten.
     """
     total, whole = 0, values.size // 8 * 8
     eights = np.empty(CHUNK // 8 + 1, np.int64)
@@ -72,24 +77,18 @@ def _all_from(values, threshold, found, magnitudes):  # type: ignore[no-untyped-
     for begin in range(0, whole, CHUNK):
         part = values[begin : min(begin + CHUNK, whole)]
         for i in range(part.size // 8):
-            marks[i] = byte(
-                abs(part[8 * i]) >= threshold,
-                abs(part[8 * i + 1]) >= threshold,
-                abs(part[8 * i + 2]) >= threshold,
-                abs(part[8 * i + 3]) >= threshold,
-                abs(part[8 * i + 4]) >= threshold,
-                abs(part[8 * i + 5]) >= threshold,
-                abs(part[8 * i + 6]) >= threshold,
-                abs(part[8 * i + 7]) >= threshold,
-            )
+            marks[i] = large(part, 8 * i, threshold)  # type: ignore[call-arg]
         count = 0
         for i in range(part.size // 8):
             eights[count] = 8 * i
             count += marks[i] != 0
         for first in eights[:count]:
-            for i in range(first, first + 8):
+            mark = marks[first // 8]
+            while mark:
+                i = first + _FIRST[mark]
                 found[total], magnitudes[total] = begin + i, abs(part[i])
-                total += abs(part[i]) >= threshold
+                total += 1
+                mark &= _OTHERS[mark]
         if total > found.size - CHUNK:
             return -1
     for i in range(whole, values.size):

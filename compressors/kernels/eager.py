@@ -5,6 +5,8 @@ Signatures are those of `compressors.kernels`, but that all results stay on the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -66,6 +68,18 @@ def take_signs(values: Tensor, scales: Tensor, sizes: tuple[int, ...], bits: Ten
     add_signs(bits, -scales, sizes, values)
 
 
+def load_signs(
+    sources: Sequence[Tensor], factor: float, base: Tensor, sent: Tensor, out: Tensor, bits: Tensor
+) -> list[Tensor]:
+    sums, end = [], 0
+    for source, scale in zip(sources, sent, strict=True):
+        begin, end = end, end + source.numel()
+        old = base[begin:end]
+        sums.append(add_scaled(source, factor, torch.where(old >= 0, old - scale, old + scale), out[begin:end]))
+    bits.copy_(pack_signs(out))
+    return sums
+
+
 def add_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], total: Tensor) -> None:
     total.add_(_signed(bits, scales, sizes, total.numel()))
 
@@ -86,8 +100,14 @@ def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | No
     return rounded.clamp_(-levels, levels).to(torch.int8), scales
 
 
-def dequantise(multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
-    torch.mul(multiples, per_element(scales, sizes), out=out)
+def dequantise(
+    multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], factor: float, out: Tensor, *, add: bool
+) -> None:
+    values = multiples * per_element(scales, sizes) * factor
+    if add:
+        out.add_(values)
+    else:
+        out.copy_(values)
 
 
 def per_element(scales: Tensor, sizes: tuple[int, ...]) -> Tensor:

@@ -7,6 +7,7 @@ rounded to the nearest, so that results are those of the compiled loops.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,11 +29,7 @@ gather = eager.gather
 def add_scaled(gradient: Tensor, factor: float, base: Tensor | None, out: Tensor) -> Tensor:
     if out.dtype != torch.float32:
         return eager.add_scaled(gradient, factor, base, out)
-    programs = triton.cdiv(out.numel(), _BLOCK)
-    partial = torch.empty(programs, dtype=torch.float64, device=out.device)
-    other = out if base is None else base  # not read where there is none
-    launch(_add_scaled, programs, gradient, factor, other, out, partial, out.numel(), base is not None, _BLOCK)
-    return partial.sum()
+    return _load(gradient, factor, base, None, out)
 
 
 def clear_unless(kept: Tensor, values: Tensor) -> None:
@@ -75,6 +72,17 @@ def set_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor)
     _launch_signs(_set_signs, out, bits, scales, *layout.owners(sizes, _BLOCK, out.device))
 
 
+def load_signs(
+    sources: Sequence[Tensor], factor: float, base: Tensor, sent: Tensor, out: Tensor, bits: Tensor
+) -> list[Tensor]:
+    sums, end = [], 0
+    for source, scale in zip(sources, sent, strict=True):
+        begin, end = end, end + source.numel()
+        sums.append(_load(source, factor, base[begin:end], scale, out[begin:end]))
+    _launch_signs(_pack_signs, out, bits)
+    return sums
+
+
 def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None) -> tuple[Tensor, Tensor]:
     pieces = layout.pieces(sizes, layout.BLOCK, values.device)
     scales = torch.empty(len(pieces.begins), device=values.device)
@@ -85,9 +93,20 @@ def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | No
     return multiples, scales
 
 
-def dequantise(multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
+def dequantise(
+    multiples: Tensor, scales: Tensor, sizes: tuple[int, ...], factor: float, out: Tensor, *, add: bool
+) -> None:
     pieces = layout.pieces(sizes, layout.BLOCK, out.device)
-    launch(_dequantise, len(scales), multiples, pieces.begins, pieces.lengths, scales, out, layout.BLOCK)
+    launch(_dequantise, len(scales), multiples, pieces.begins, pieces.lengths, scales, factor, out, add, layout.BLOCK)
+
+
+def _load(gradient: Tensor, factor: float, base: Tensor | None, sent: Tensor | None, out: Tensor) -> Tensor:
+    programs = triton.cdiv(out.numel(), _BLOCK)
+    partial = torch.empty(programs, dtype=torch.float64, device=out.device)
+    old, scale = (out if each is None else each for each in (base, sent))  # not read where there is none
+    flags = (base is not None, sent is not None)
+    launch(_add_scaled, programs, gradient, factor, old, scale, out, partial, out.numel(), *flags, _BLOCK)
+    return partial.sum()
 
 
 def _launch_signs(kernel: Any, values: Tensor, bits: Tensor, *scales: Tensor) -> None:
@@ -100,12 +119,27 @@ def _signed_word(word: int) -> int:
 
 
 @triton.jit
-def _add_scaled(source, factor, base, out, partial, numel, with_base: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_scaled(  # type: ignore[no-untyped-def]
+    source,
+    factor,
+    base,
+    sent,
+    out,
+    partial,
+    numel,
+    with_base: tl.constexpr,
+    with_sent: tl.constexpr,
+    width: tl.constexpr,
+):
     offsets = tl.program_id(0).to(tl.int64) * width + tl.arange(0, width)
     inside = offsets < numel
     value = tl.load(source + offsets, inside, 0.0).to(tl.float32) * factor
     if with_base:
-        value += tl.load(base + offsets, inside, 0.0)
+        old = tl.load(base + offsets, inside, 0.0)
+        if with_sent:
+            scale = tl.load(sent)
+            old = tl.where(old >= 0, old - scale, old + scale)
+        value += old
     tl.store(out + offsets, value, inside)
     tl.store(partial + tl.program_id(0), tl.sum(tl.where(inside, tl.abs(value), 0.0).to(tl.float64)))
 
@@ -242,10 +276,12 @@ def _quantise(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _dequantise(multiples, begins, lengths, scales, out, width: tl.constexpr):  # type: ignore[no-untyped-def]
+def _dequantise(multiples, begins, lengths, scales, factor, out, add: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
     block = tl.program_id(0)
     within = tl.arange(0, width)
     offsets = tl.load(begins + block) + within
     inside = within < tl.load(lengths + block)
-    value = tl.load(multiples + offsets, inside, 0).to(tl.float32) * tl.load(scales + block)
+    value = tl.load(multiples + offsets, inside, 0).to(tl.float32) * tl.load(scales + block) * factor
+    if add:
+        value += tl.load(out + offsets, inside, 0.0)
     tl.store(out + offsets, value, inside)

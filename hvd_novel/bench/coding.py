@@ -77,13 +77,25 @@ def _seconds(action: Callable[[], object], device: torch.device) -> float:
 def _encoding(
     codec: Codec, gradient: torch.Tensor, residual: torch.Tensor, draft: torch.Tensor, frame: Frame
 ) -> Callable[[], torch.Tensor]:
+    if isinstance(codec, compressors.OneBit):
+        return partial(_encode_signs, codec, gradient, residual, draft, frame)
     if not codec.error_feedback:
-        return lambda: codec.encode(gradient, frame)
+        return partial(codec.encode, gradient, frame)
 
     def encode() -> torch.Tensor:
-        magnitudes, _ = kernels.clear_unless_finite(draft, [kernels.add_scaled(gradient, 1.0, residual, draft)])
-        if isinstance(codec, compressors.OneBit):
-            return codec.encode_error(draft, frame, magnitudes)
+        kernels.clear_unless_finite(draft, [kernels.add_scaled(gradient, 1.0, residual, draft)])
         return codec.encode_error(draft, frame)
 
     return encode
+
+
+def _encode_signs(
+    codec: compressors.OneBit, gradient: torch.Tensor, residual: torch.Tensor, draft: torch.Tensor, frame: Frame
+) -> torch.Tensor:
+    """As `channels.OneBitChannel` does it."""
+    payload = torch.empty(codec.nbytes(frame), dtype=torch.uint8, device=gradient.device)
+    scales, bits = codec.fields(payload, frame)
+    sent = torch.ones(1, device=gradient.device)
+    sums = kernels.load_signs([gradient], 1.0, residual, sent, draft, bits)
+    scales.copy_(kernels.means(kernels.clear_unless_finite(draft, sums)[0], frame.sizes))
+    return payload

@@ -66,6 +66,19 @@ def signs(path: ModuleType, size: int, device: torch.device) -> list[Tensor]:
     return [bits, taken, values, total, out]
 
 
+def loaded(path: ModuleType, size: int, device: torch.device) -> list[Tensor]:
+    values, sizes = normal(size).clamp(-10, 10), four_tensors(size)
+    base, sent = values.flip(0).to(device), torch.tensor([0.3, 7.0, 0.0, 1e-40], device=device)
+    bits = torch.full((-(-size // 8),), 255, dtype=torch.uint8, device=device)
+    found = []
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        sources = [part.to(device) for part in values.to(dtype).split(list(sizes))]
+        out = torch.empty(size, device=device)
+        sums = path.load_signs(sources, 0.3, base, sent, out, bits)
+        found += [out, bits.clone(), torch.as_tensor(sums, dtype=torch.float64)]
+    return found
+
+
 def magnitudes(path: ModuleType, size: int, device: torch.device) -> list[Tensor]:
     values = normal(size).clamp(-10, 10)
     return [torch.as_tensor(path.magnitudes(values.to(device), four_tensors(size)), dtype=torch.float64)]
@@ -77,8 +90,10 @@ def levels(path: ModuleType, size: int, device: torch.device) -> list[Tensor]:
         for seed, most in ((None, 127), (0, 127), (2**63 - 1, 127), (3 << 31, 5)):
             multiples, scales = path.quantise(values.to(device), four_tensors(size), most, seed)
             out = torch.empty(size, device=device)
-            path.dequantise(multiples, scales, four_tensors(size), out)
-            found += [multiples, scales, out]
+            path.dequantise(multiples, scales, four_tensors(size), 1.0, out, add=False)
+            added = normal(size).clamp(-10, 10).to(device)
+            path.dequantise(multiples, scales, four_tensors(size), 0.3, added, add=True)
+            found += [multiples, scales, out, added]
     return found
 
 
@@ -104,7 +119,8 @@ def scattered(path: ModuleType, size: int, device: torch.device) -> list[Tensor]
 
 
 CASES: dict[str, Callable[[ModuleType, int, torch.device], list[Tensor]]] = {
-    case.__name__: case for case in (add_scaled, what_is_not_finite, signs, magnitudes, levels, largest, scattered)
+    case.__name__: case
+    for case in (add_scaled, what_is_not_finite, signs, loaded, magnitudes, levels, largest, scattered)
 }
 
 

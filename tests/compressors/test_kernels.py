@@ -109,6 +109,32 @@ def test_signs(size, path):
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_signs_of_a_sum(size, path):
+    sizes, base, sent = _three_tensors(size), _normal(size), torch.tensor([0.25, 1.0, 0.0])
+    parts = [(torch.tensor([1.0, rank, 0.5]), kernels.pack_signs(_normal(size).roll(rank))) for rank in range(1, 4)]
+    expected = base.clone()
+    kernels.take_signs(expected, sent, sizes, torch.empty(-(-size // 8), dtype=torch.uint8))
+    for scales, bits in parts:
+        kernels.add_signs(bits, scales, sizes, expected)
+    out, bits = torch.full((size,), 7.0), torch.full((-(-size // 8),), 255, dtype=torch.uint8)
+    sums = kernels.merge_signs(parts, base, sent, sizes, out, bits)
+    assert torch.equal(out, expected)
+    assert torch.equal(bits, kernels.pack_signs(expected))
+    magnitudes = torch.as_tensor(kernels.magnitudes(expected, sizes))
+    assert torch.as_tensor(sums).tolist() == pytest.approx(magnitudes.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_signs_to_tensors_apart(size):
+    sizes, scales = _three_tensors(size), torch.tensor([0.5, 2.0, 0.0])
+    bits, joined = kernels.pack_signs(_normal(size)), torch.full((size,), 7.0)
+    apart = [torch.full((part,), 7.0) for part in sizes]
+    kernels.set_signs(bits, scales, sizes, joined)
+    kernels.scatter_signs(bits, scales, apart)
+    assert torch.equal(torch.cat(apart), joined)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_magnitudes(size, path):
     values, sizes = _normal(size), _three_tensors(size)
     expected = [float(part.double().abs().sum()) for part in values.split(list(sizes))]
@@ -130,7 +156,7 @@ def test_levels_are_the_same_on_every_device(size, seed):
     for path in (cpu, eager):
         multiples, scales = path.quantise(values, sizes, 127, seed)
         out = torch.full((size,), 7.0)
-        path.dequantise(multiples, scales, sizes, out)
+        path.dequantise(multiples, scales, sizes, 1.0, out, add=False)
         found += [(multiples, scales, out)]
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours, theirs)

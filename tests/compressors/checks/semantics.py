@@ -205,9 +205,9 @@ def check_buckets_leave_while_backward_goes_on():
     sent = []
 
     class Watched(compressors.OneBit):
-        def encode_slices(self, values, frame, magnitudes=None):
+        def encode_slices(self, values, frame):
             sent.append(frame.stream)
-            return super().encode_slices(values, frame, magnitudes)
+            return super().encode_slices(values, frame)
 
     parameters = make_parameters({"first": (40, 30), "last": (40, 30)})
     optimizer = wrap(parameters, Watched(), bucket_bytes=4 * 1200)
