@@ -96,14 +96,17 @@ def comm(
     ] = None,
     scheme: Annotated[Optional[list[str]], typer.Option(help="Schemes (repeat it); default: all.")] = None,  # noqa: UP045
     steps: Annotated[int, typer.Option(min=1, help="Exchanges of each.")] = 5,
+    plot: Annotated[Optional[Path], typer.Option(help="Write times beside their limits as a PNG.")] = None,  # noqa: UP045
     as_json: AsJson = False,
 ) -> None:
     """Seconds and bytes of one exchange of gradients by each compressor, beside what wire and memory allow.
 
-    To be started under `mpirun` or `horovodrun`; `scripts/bench-netlab` does so on emulated hosts.
+    To be started under `mpirun` or `horovodrun`; `scripts/bench-netlab` does so on emulated hosts. Keys of the JSON
+    object, and what the limits are, are explained in `hvd_novel/bench/comm.py`.
     """
     from hvd_novel.bench import comm as bench
-    from hvd_novel.comm import leave
+    from hvd_novel.bench import comm_views as views
+    from hvd_novel.comm import leave, together
 
     _check_known("scheme", scheme, bench.SCHEMES)
     leads = _leads()
@@ -115,7 +118,10 @@ def comm(
         say=_log if leads else lambda line: None,
     )
     if leads:
-        _print(bench.as_json(report), [bench.table(report), bench.coding_table(report)], as_json)
+        tables = [views.table(report), views.model_table(report), views.coding_table(report)]
+        _print(bench.as_json(report), tables, as_json)
+    if plot:
+        together(lambda: views.plot(report, plot) if leads else None, "bench.plot")
     leave(0)
 
 
