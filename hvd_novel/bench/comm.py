@@ -47,7 +47,8 @@ class Exchange:
     """Those bytes / `Report.copy_bytes_per_second`."""
     share: float
     """Of what wire and memory allow, max(`wire_seconds`, `memory_seconds`) / `seconds`: they could work at the same
-    time, on different buckets. Above 1 where a collective beats the all-reduce by which the wire is measured."""
+    time, on different buckets. Above 1 where a collective beats the all-reduce by which the wire is measured, or the
+    machine was busy with other things just then."""
     predicted: float
     """Seconds by the cost model of `tuning.model`: coding rehearsed, latency and rates measured in the same run."""
     error: float

@@ -76,7 +76,7 @@ def plot(report: Report, path: Path) -> None:
     for axis, size in zip(panels, sizes, strict=True):
         _draw(axis, [row for row in report.exchanges if row.bucket_mib == size])
         axis.set(xlabel="ms", title=f"buckets of {size:g} MiB")
-    figure.suptitle(f"{report.ranks} ranks, {report.elements:,} elements")
+    figure.suptitle(f"{report.ranks} ranks, {report.elements:,} elements; share: the longer limit / time")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     save(figure, path)
 
@@ -90,7 +90,7 @@ def _draw(axis: Any, rows: Sequence[Exchange]) -> None:
         axis.barh([place - 0.2 for place in places], widths, 0.4, left=ends, label=phase)
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     for row, place, end in zip(rows, places, ends, strict=True):
-        axis.annotate(f" {1000 * row.seconds:.0f} ms, {row.share:.0%} of the limit", (end, place - 0.2), va="center")
+        axis.annotate(f" {1000 * row.seconds:.0f} ms, share {row.share:.0%}", (end, place - 0.2), va="center")
     for below, limit, colour in ((0.1, "wire", "0.3"), (0.28, "memory", "0.65")):
         widths = [1000 * getattr(row, f"{limit}_seconds") for row in rows]
         axis.barh([place + below for place in places], widths, 0.16, color=colour, label=f"limit: {limit}")
