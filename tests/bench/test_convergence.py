@@ -99,15 +99,15 @@ def test_every_scheme_trains_with_every_factor(
         schemes=["int8"],
         seeds=2,
         rates=[5e-4, 1e-3, 2e-3],
-        factors=[2.0, 1.1, 1.0],
+        factors=[2.0, 1.3, 1.0],
         launcher="",
         say=said.append,
     )
     tuning = {f"none-lr{lr}-seed1": lr for lr in ("0.0005", "0.001", "0.002")}
-    every = itertools.product(("none", "int8"), ("0.001", "0.002", "0.0011"), (1, 2))
+    every = itertools.product(("none", "int8"), ("0.001", "0.002", "0.0013"), (1, 2))
     assert trained == tuning | {f"{scheme}-lr{lr}-seed{seed}": lr for scheme, lr, seed in every}
     rows = [(row["scheme"], row["lr"], row["lr_factor"], row["seeds"]) for row in summary(runs)]
-    rates = [(0.001, 1.0, 2), (0.002, 2.0, 2), (0.0011, 1.1, 2)]
+    rates = [(0.001, 1.0, 2), (0.002, 2.0, 2), (0.0013, 1.3, 2)]
     assert rows == [(scheme, *rate) for scheme in ("none", "int8") for rate in rates]
 
 
