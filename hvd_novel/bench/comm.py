@@ -9,19 +9,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch.nn import Parameter
 
 import compressors
 from compressors.rehearsal import Kind
 from hvd_novel import comm
 from hvd_novel.bench.coding import passes
-from hvd_novel.tuning.measure import measure_coding, measure_link
+from hvd_novel.tuning.measure import measure_coding, measure_link, slowest
 from hvd_novel.tuning.model import Link, Work, predict
 from hvd_novel.tuning.schemes import SCHEMES
 
 _ROWS = 1000
 _WARM_UP = 2
+_COPIES = 10  # in a row, so that ranks that do not begin at the same moment still copy at the same time
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,24 @@ class Exchange:
     bytes_sent: int
     """By the rank that sends most, in a step."""
     wire_seconds: float
-    """Those bytes / the link's rate, measured in the same run."""
+    """Those bytes / `Report.bytes_per_second`."""
+    memory_bytes: int
+    """The least memory traffic of a step, of the rank that has most: each gradient is read, and its sum written; what
+    the compressor remembers (residuals, also those of owners of slices, and the like) is read and written. Payloads
+    and the buffers of Horovod and the network do not count, as they may stay in caches."""
+    memory_seconds: float
+    """Those bytes / `Report.copy_bytes_per_second`."""
+    share: float
+    """Of what wire and memory allow, max(`wire_seconds`, `memory_seconds`) / `seconds`: they could work at the same
+    time, on different buckets. Above 1 where a collective beats the all-reduce by which the wire is measured, or the
+    machine was busy with other things just then."""
     predicted: float
     """Seconds by the cost model of `tuning.model`: coding rehearsed, latency and rates measured in the same run."""
     error: float
     """`predicted` / `seconds` - 1."""
-    against_none: float
-    """Seconds of `none` / seconds, medians of interleaved steps."""
-    against_fp16: float
+    against_none: float | None
+    """Seconds of `none` / seconds, medians of interleaved steps; None if `none` was not run."""
+    against_fp16: float | None
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,9 @@ class Report:
     """The rate at which a rank sends in a plain all-reduce of 32 MiB."""
     operation_seconds: float
     """An all-reduce of one number."""
+    copy_bytes_per_second: float
+    """Bytes that a rank reads and writes in a second while all ranks copy tensors as large as all gradients, with one
+    thread each; of the slowest rank."""
     exchanges: list[Exchange]
     coding: dict[str, dict[str, float]]
     """Passes of a copy, see `coding.passes`; of rank 0, while the others wait."""
@@ -73,62 +86,16 @@ def measure(
     link = measure_link(torch.device("cpu"))
     rate = link.rates[Kind.ALL_REDUCE]
     say(f"{topology.size} ranks ({comm.controller()}), {8 * rate / 1e6:.0f} Mbit/s, {1000 * link.round_seconds:.2f} ms")
+    copied = _copy_rate(elements)
     gradients = _gradients(elements, topology.rank)
     exchanges = []
     for mib in buckets_mib:
         optimizers = {scheme: _optimizer(SCHEMES[scheme], gradients, mib) for scheme in schemes}
         found = _interleaved(optimizers, gradients, steps)
-        exchanges += [_exchange(scheme, mib, found, optimizers[scheme], link) for scheme in schemes]
+        exchanges += [_exchange(scheme, mib, found, optimizers[scheme], link, copied) for scheme in schemes]
         say(f"buckets of {mib:g} MiB: done")
     coding = comm.all_gather_object(passes(elements, 5) if topology.rank == 0 else {}, "bench.coding")[0]
-    return Report(topology.size, comm.controller(), elements, rate, link.round_seconds, exchanges, coding)
-
-
-def table(report: Report) -> Table:
-    """The exchanges, a line each."""
-    printed = Table(
-        title=f"{report.ranks} ranks, {report.elements:,} elements, {8 * report.bytes_per_second / 1e6:.0f} Mbit/s"
-    )
-    for column in (
-        "scheme",
-        "bucket",
-        "MB sent",
-        "ms",
-        "encode",
-        "exchange",
-        "decode",
-        "wire alone",
-        "predicted",
-        "error",
-        "x none",
-        "x fp16",
-    ):
-        printed.add_column(column, justify="left" if column == "scheme" else "right")
-    for row in report.exchanges:
-        times = (row.seconds, row.encode, row.exchange, row.decode, row.wire_seconds, row.predicted)
-        printed.add_row(
-            row.scheme,
-            f"{row.bucket_mib:g} MiB",
-            f"{row.bytes_sent / 1e6:.2f}",
-            *(f"{1000 * seconds:.0f}" for seconds in times),
-            f"{row.error:+.0%}",
-            f"{row.against_none:.1f}",
-            f"{row.against_fp16:.1f}",
-        )
-    return printed
-
-
-def coding_table(report: Report) -> Table:
-    """Coding in passes of a copy."""
-    printed = Table(
-        title=f"coding on one core, in copies of the tensor ({report.coding['copy']['milliseconds']:.1f} ms)"
-    )
-    for column in ("codec", "encode", "decode", "both"):
-        printed.add_column(column, justify="left" if column == "codec" else "right")
-    for name, row in report.coding.items():
-        if name != "copy":
-            printed.add_row(name, *(f"{row[way]:.2f}" for way in ("encode", "decode", "both")))
-    return printed
+    return Report(topology.size, comm.controller(), elements, rate, link.round_seconds, copied, exchanges, coding)
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -181,15 +148,40 @@ def _interleaved(optimizers: dict[str, Any], gradients: Sequence[torch.Tensor], 
     }
 
 
-def _exchange(scheme: str, mib: float, found: dict[str, list[Any]], optimizer: Any, link: Link) -> Exchange:
+def _copy_rate(elements: int) -> float:
+    """`Report.copy_bytes_per_second`."""
+    source, target = torch.ones(elements), torch.zeros(elements)  # filled: memory that was never used is no memory yet
+    seconds = []
+    for _ in range(1 + _WARM_UP):
+        comm.all_reduce_sum([0.0], "bench.start")
+        start = time.perf_counter()
+        for _ in range(_COPIES):
+            target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    return _COPIES * 2 * source.nbytes / slowest(statistics.median(seconds))
+
+
+def _least_traffic(optimizer: Any) -> int:
+    """`Exchange.memory_bytes` of this rank."""
+    state = optimizer.compression_state_dict()
+    remembered = [tensor for kind in ("residuals", "momenta", "memory") for tensor in state[kind].values()]
+    remembered += [part for _, part in state["owed"].values()]
+    return 2 * sum(tensor.nbytes for tensor in [*optimizer.param_groups[0]["params"], *remembered])
+
+
+def _exchange(
+    scheme: str, mib: float, found: dict[str, list[Any]], optimizer: Any, link: Link, copied: float
+) -> Exchange:
     seconds, encode, waited, decode = (statistics.median(column) for column in zip(*found[scheme], strict=True))
     sent = int(max(comm.all_gather_object(optimizer.ledger.bytes_sent, "bench.bytes")))
+    traffic = int(max(comm.all_gather_object(_least_traffic(optimizer), "bench.traffic")))
+    wire_seconds, memory_seconds = sent / link.rates[Kind.ALL_REDUCE], traffic / copied
     predicted = _predicted(scheme, mib, optimizer.param_groups[0]["params"], link)
 
-    def against(other: str) -> float:
-        pairs = zip(found.get(other, []), found[scheme], strict=False)
-        ratios = [theirs[0] / ours[0] for theirs, ours in pairs]
-        return statistics.median(ratios) if ratios else float("nan")
+    def against(other: str) -> float | None:
+        if other not in found:
+            return None
+        return statistics.median(theirs[0] / ours[0] for theirs, ours in zip(found[other], found[scheme], strict=True))
 
     return Exchange(
         scheme=scheme,
@@ -199,7 +191,10 @@ def _exchange(scheme: str, mib: float, found: dict[str, list[Any]], optimizer: A
         exchange=waited,
         decode=decode,
         bytes_sent=sent,
-        wire_seconds=sent / link.rates[Kind.ALL_REDUCE],
+        wire_seconds=wire_seconds,
+        memory_bytes=traffic,
+        memory_seconds=memory_seconds,
+        share=max(wire_seconds, memory_seconds) / seconds,
         predicted=predicted,
         error=predicted / seconds - 1,
         against_none=against("none"),

@@ -35,21 +35,32 @@ def convergence(
         Optional[list[float]],  # noqa: UP045
         typer.Option(help="Rates of which dense training takes the best for all (repeat it); default: the file's."),
     ] = None,
+    lr_factor: Annotated[
+        list[float],
+        typer.Option(min=0.001, help="Train all also with so many times that rate (repeat it)."),
+    ] = [],  # noqa: B006
     launcher: Annotated[str, typer.Option(help="Put before each training command.")] = "mpirun --bind-to none -np 2",
-    mbit: Annotated[float, typer.Option(min=0.001, help="Mbit/s that a rank sends, for the comparison by time.")] = 200,
+    mbit: Annotated[
+        list[float],
+        typer.Option(min=0.001, help="Mbit/s that a rank sends, for the comparison by time (repeat it)."),
+    ] = [200.0],  # noqa: B006
     step_ms: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
             min=0.001, help="Milliseconds to compute a step, for the same; default: as dense steps took here."
         ),
     ] = None,
-    plot: Annotated[Optional[Path], typer.Option(help="Write loss over steps, bytes and time as a PNG.")] = None,  # noqa: UP045
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Write loss over steps, bytes and time (at the first --mbit) as a PNG."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Validation loss under each compression scheme against dense training, at equal steps, bytes and time.
 
-    Trains once for each scheme and seed, by `hvd-novel train` under the launcher. Time is that of a model, see
-    `hvd_novel/bench/tradeoff.py`.
+    Trains once for each scheme, rate and seed, by `hvd-novel train` under the launcher. Time is that of a model, see
+    `hvd_novel/bench/tradeoff.py`. Keys of the JSON object: `summary` and `runs`, explained in
+    `hvd_novel/bench/convergence.py`, and `tradeoff`, a list with what `tradeoff.compare` finds for each --mbit.
     """
     from hvd_novel.bench import convergence as bench
     from hvd_novel.bench import tradeoff
@@ -63,14 +74,17 @@ def convergence(
         schemes=scheme or list(bench.SCHEMES),
         seeds=seeds,
         rates=lr or [load_config(config, overrides).optimizer.lr],
+        factors=lr_factor,
         launcher=launcher,
         say=_log,
     )
-    link = tradeoff.Link(mbit * 1e6 / 8, step_ms / 1000 if step_ms else tradeoff.step_seconds(runs))
-    compared = tradeoff.compare(runs, link)
+    seconds = step_ms / 1000 if step_ms else tradeoff.step_seconds(runs)
+    links = [tradeoff.Link(rate * 1e6 / 8, seconds) for rate in mbit]
+    compared = [tradeoff.compare(runs, link) for link in links]
     if plot:
-        tradeoff.plot(runs, link, plot)
-    _print({**bench.as_json(runs), "tradeoff": compared}, [bench.table(runs), tradeoff.table(compared)], as_json)
+        tradeoff.plot(runs, links[0], plot)
+    tables = [bench.table(runs), *(tradeoff.table(found) for found in compared)]
+    _print({**bench.as_json(runs), "tradeoff": compared}, tables, as_json)
 
 
 @app.command()
@@ -82,14 +96,17 @@ def comm(
     ] = None,
     scheme: Annotated[Optional[list[str]], typer.Option(help="Schemes (repeat it); default: all.")] = None,  # noqa: UP045
     steps: Annotated[int, typer.Option(min=1, help="Exchanges of each.")] = 5,
+    plot: Annotated[Optional[Path], typer.Option(help="Write times beside their limits as a PNG.")] = None,  # noqa: UP045
     as_json: AsJson = False,
 ) -> None:
     """Seconds and bytes of one exchange of gradients by each compressor, beside what wire and memory allow.
 
-    To be started under `mpirun` or `horovodrun`; `scripts/bench-netlab` does so on emulated hosts.
+    To be started under `mpirun` or `horovodrun`; `scripts/bench-netlab` does so on emulated hosts. Keys of the JSON
+    object, and what the limits are, are explained in `hvd_novel/bench/comm.py`.
     """
     from hvd_novel.bench import comm as bench
-    from hvd_novel.comm import leave
+    from hvd_novel.bench import comm_views as views
+    from hvd_novel.comm import leave, together
 
     _check_known("scheme", scheme, bench.SCHEMES)
     leads = _leads()
@@ -101,7 +118,10 @@ def comm(
         say=_log if leads else lambda line: None,
     )
     if leads:
-        _print(bench.as_json(report), [bench.table(report), bench.coding_table(report)], as_json)
+        tables = [views.table(report), views.model_table(report), views.coding_table(report)]
+        _print(bench.as_json(report), tables, as_json)
+    if plot:
+        together(lambda: views.plot(report, plot) if leads else None, "bench.plot")
     leave(0)
 
 

@@ -1,7 +1,9 @@
 """Validation loss under compression against dense training, at equal steps, with the bytes that were sent.
 
-Runs `hvd-novel train` itself, under a launcher, once for each scheme and seed. Every scheme trains with the learning
-rate that serves dense AdamW best among those offered, so that the reference is not a straw man.
+Runs `hvd-novel train` itself, under a launcher, once for each scheme, learning rate and seed. Every scheme trains with
+the rate that serves dense AdamW best among those offered, so that the reference is not a straw man; and, where that is
+asked for, with multiples of it, in case compression wants another. So does dense, which shows whether a change of rate
+helps compression or merely everything.
 """
 
 from __future__ import annotations
@@ -99,11 +101,24 @@ class Run:
     ranks: int
     seconds: list[float]
     """Of each step, on the machine that ran it."""
+    lr_factor: float = 1.0
+    """`lr` / the rate that serves dense training best."""
 
     @property
     def times_fewer_bytes(self) -> float:
         """Than dense fp32; 1 on one rank, which sends nothing."""
         return self.bytes_dense / self.bytes_sent if self.bytes_sent else 1.0
+
+    @property
+    def label(self) -> str:
+        """Of the scheme and the rate: the same for all seeds, and for nothing else."""
+        explanation = SCHEMES[self.scheme].explanation
+        return explanation if self.lr_factor == 1 else f"{explanation}, rate x {self.lr_factor:g}"
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What runs that differ only in their seeds share."""
+        return {"scheme": self.scheme, "lr": self.lr, "lr_factor": self.lr_factor, "label": self.label}
 
 
 def convergence(
@@ -114,13 +129,15 @@ def convergence(
     schemes: Sequence[str],
     seeds: int,
     rates: Sequence[float],
+    factors: Sequence[float],
     launcher: str,
     say: Say,
 ) -> list[Run]:
-    """Tune dense training over `rates` with the first seed, then run every scheme with each seed.
+    """Tune dense training over `rates` with the first seed, then run dense and every scheme with each seed.
 
-    `launcher` is put before each `hvd-novel train`. Runs found finished below `out` are not repeated. Raises UserError
-    for an unknown scheme, a configuration that is wrong, or a run that fails.
+    All train with the tuned rate, and with each of `factors` times that rate. `launcher` is put before each
+    `hvd-novel train`. Runs found finished below `out` are not repeated. Raises UserError for an unknown scheme, a
+    configuration that is wrong, or a run that fails.
     """
     unknown = [name for name in schemes if name not in SCHEMES]
     if unknown:
@@ -129,13 +146,13 @@ def convergence(
     steps, beta1 = checked.schedule.steps, checked.optimizer.betas[0]
     counts = {"warm_up": max(1, int(WARM_UP * steps)), "ramp": max(1, steps // 10), "beta1": beta1}
 
-    def run(scheme: str, seed: int, lr: float) -> Run:
+    def run(scheme: str, seed: int, lr: float, factor: float = 1.0) -> Run:
         settings = [setting.format(**counts) for setting in SCHEMES[scheme].settings]
         folder = out / f"{scheme}-lr{lr:g}-seed{seed}"
         settings = [*overrides, f"run.dir={folder}", f"run.seed={seed}", f"optimizer.lr={lr}", *settings]
         if not _is_finished(folder, load_config(config, settings)):
             _train(config, settings, launcher)
-        result = read(folder, scheme, seed, lr)
+        result = read(folder, scheme, seed, lr, factor)
         say(f"{folder.name}: validation loss {result.loss:.4f}, {result.times_fewer_bytes:.1f} times fewer bytes")
         return result
 
@@ -145,10 +162,28 @@ def convergence(
         say(
             f"warning: the best rate, {best.lr:g}, is the last of those offered on its side: dense may be tuned further"
         )
-    return [run(scheme, seed, best.lr) for scheme in dict.fromkeys([DENSE, *schemes]) for seed in range(1, seeds + 1)]
+    return [
+        run(scheme, seed, _times(factor, best.lr), factor)
+        for scheme in dict.fromkeys([DENSE, *schemes])
+        for factor in dict.fromkeys([1.0, *factors])
+        for seed in range(1, seeds + 1)
+    ]
 
 
-def read(folder: Path, scheme: str, seed: int, lr: float) -> Run:
+def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each scheme and rate, by their label."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.label, []).append(run)
+    return found
+
+
+def tuned(runs: Sequence[Run], scheme: str) -> list[Run]:
+    """The runs of `scheme` with the tuned rate."""
+    return [run for run in runs if run.scheme == scheme and run.lr_factor == 1]
+
+
+def read(folder: Path, scheme: str, seed: int, lr: float, factor: float) -> Run:
     """What the records of a finished run say."""
     sent, dense = 0, 0.0
     seconds: list[float] = []
@@ -162,17 +197,17 @@ def read(folder: Path, scheme: str, seed: int, lr: float) -> Run:
         elif record["kind"] == "eval":
             curve.append((record["step"], record["loss"], sent))
     ranks = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["ranks"]
-    return Run(scheme, seed, lr, curve[-1][1], sent, round(dense), curve, ranks, seconds)
+    return Run(scheme, seed, lr, curve[-1][1], sent, round(dense), curve, ranks, seconds, factor)
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """Mean and spread over seeds for each scheme, against dense."""
-    printed = Table(title=f"validation loss at equal steps, learning rate {runs[0].lr:g}")
+    """Mean and spread over seeds for each scheme and rate, against dense."""
+    printed = Table(title=f"validation loss at equal steps, learning rate {tuned(runs, DENSE)[0].lr:g}")
     for column in ("scheme", "loss, mean of seeds", "lowest to highest", "against dense", "times fewer bytes"):
         printed.add_column(column, justify="left" if column == "scheme" else "right")
     for row in summary(runs):
         printed.add_row(
-            SCHEMES[row["scheme"]].explanation,
+            row["label"],
             f"{row['loss']:.4f}",
             f"{row['lowest']:.4f} to {row['highest']:.4f}",
             f"{row['against_dense']:+.2%}",
@@ -182,14 +217,14 @@ def table(runs: Sequence[Run]) -> Table:
 
 
 def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row for each scheme: `against_dense` is the mean's distance from dense training's, relative."""
-    by_scheme: dict[str, list[Run]] = {}
-    for run in runs:
-        by_scheme.setdefault(run.scheme, []).append(run)
-    reference = statistics.mean(run.loss for run in by_scheme[DENSE])
+    """A row for each scheme and rate.
+
+    `against_dense` is the distance of the mean loss from that of dense training with the tuned rate, relative.
+    """
+    reference = statistics.mean(run.loss for run in tuned(runs, DENSE))
     return [
         {
-            "scheme": scheme,
+            **group[0].shared,
             "seeds": len(group),
             "loss": statistics.mean(run.loss for run in group),
             "lowest": min(run.loss for run in group),
@@ -197,13 +232,18 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "against_dense": statistics.mean(run.loss for run in group) / reference - 1,
             "times_fewer_bytes": statistics.mean(run.times_fewer_bytes for run in group),
         }
-        for scheme, group in by_scheme.items()
+        for group in groups(runs).values()
     ]
 
 
 def as_json(runs: Sequence[Run]) -> dict[str, Any]:
     """All that was measured: `runs` (see `Run`) and `summary`."""
     return {"summary": summary(runs), "runs": [asdict(run) for run in runs]}
+
+
+def _times(factor: float, lr: float) -> float:
+    """Their product, to as many digits as names of folders have: one folder is one rate."""
+    return float(f"{factor * lr:g}")
 
 
 def _is_finished(folder: Path, config: Config) -> bool:

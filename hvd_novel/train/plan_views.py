@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hvd_novel.errors import UserError
+from hvd_novel.figures import save
 
 _BAR = 40  # characters
 
@@ -88,7 +88,4 @@ def plot(report: dict[str, Any], path: Path) -> None:
     steps.set(xlabel="step", ylabel="mean / largest cost of ranks", ylim=(0, 1.02))
     steps.set_title(f"{report['ranks']} ranks, {report['step_tokens']['mean']:,.0f} tokens a step")
     steps.legend(loc="lower right")
-    try:
-        figure.savefig(path, format="png", dpi=100)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another file for --plot") from None
+    save(figure, path)

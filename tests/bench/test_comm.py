@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,11 @@ from tests.launch import hvd_novel
 
 
 @pytest.mark.timeout(300)
-def test_exchanges_on_two_ranks() -> None:
+def test_exchanges_on_two_ranks(tmp_path: Path) -> None:
     done = hvd_novel(
         *("bench", "comm", "--elements", "1500000", "--bucket", "1", "--bucket", "8", "--steps", "1"),
         *("--scheme", "none", "--scheme", "fp16", "--scheme", "onebit", "--json"),
+        *("--plot", str(tmp_path / "exchange.png")),
         launcher="mpirun",
         ranks=2,
     )
@@ -29,9 +31,15 @@ def test_exchanges_on_two_ranks() -> None:
         assert rows["none", mib]["bytes_sent"] == 4 * 1_500_000
         assert rows["fp16", mib]["bytes_sent"] == pytest.approx(2 * 1_500_000, rel=1e-4)
         assert rows["onebit", mib]["bytes_sent"] == pytest.approx(1_500_000 / 8, rel=1e-2)
+        # In and out: gradients; with error feedback as large a residual, and that of the half of it that a rank owns.
+        assert rows["none", mib]["memory_bytes"] == rows["fp16", mib]["memory_bytes"] == 8 * 1_500_000
+        assert rows["onebit", mib]["memory_bytes"] == 8 * 1_500_000 * (1 + 1 + 1 / 2)
     for row in rows.values():
         assert min(row["seconds"], row["wire_seconds"], row["predicted"]) > 0
         assert row["error"] == pytest.approx(row["predicted"] / row["seconds"] - 1)
+        assert row["memory_seconds"] == pytest.approx(row["memory_bytes"] / report["copy_bytes_per_second"])
+        assert row["share"] == pytest.approx(max(row["wire_seconds"], row["memory_seconds"]) / row["seconds"])
+    assert (tmp_path / "exchange.png").read_bytes().startswith(b"\x89PNG")
     assert report["coding"].keys() == {"copy", *CODECS}
 
 
