@@ -29,10 +29,14 @@ class Pending:
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return bool(hvd.poll(self._handle))
+
     def wait(self) -> Any:
         """The result, once it is there."""
         # hvd.synchronize() spins, on a core that Horovod's own thread may need.
-        while not hvd.poll(self._handle):
+        while not self.done():
             time.sleep(_POLL_SECONDS)
         return hvd.synchronize(self._handle)
 

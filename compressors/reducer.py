@@ -105,6 +105,7 @@ class Reducer:
         self._tasks: list[_Task] = []
         self._vote: Pending | None = None
         self._finite: list[kernels.Finite] = []
+        self._written: list[kernels.Finite] = []
         self._scale = 1.0
         self._stage = Stage()
 
@@ -117,7 +118,8 @@ class Reducer:
     def ready(self, parameter: Parameter) -> None:
         """The gradient of `parameter` will not change any more: send its bucket if it was the last one of it.
 
-        Never waits for other ranks. Buckets become ready in different orders on different ranks.
+        Buckets whose operation has ended go on to their next one. Never waits for other ranks. Buckets become ready in
+        different orders on different ranks.
         """
         channel = self._channel_of.get(parameter)
         if channel is None or self._wire.ranks == 1:
@@ -128,6 +130,9 @@ class Reducer:
         self._ready.add(parameter)
         if all(other in self._ready for _, other in channel.bucket.parameters):
             self._launch(channel)
+        for task in self._tasks:  # second phases of buckets begin while backward goes on
+            while task.pending is not None and task.pending.done():
+                self._advance(task)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -170,40 +175,32 @@ class Reducer:
         if self._vote is not None:
             with self._ledger.timed("exchange"):
                 vetoes = int(self._vote.wait())
-            if vetoes:
-                self._drain()
-                return self._spoil()
-        if not self._drive():  # all ranks hold the same bits and come to the same answer
+        else:
+            vetoes = 0
+        self._drive()  # also if there is a veto: of some buckets this or another rank is further already
+        if vetoes or not holds(self._written):  # all ranks hold the same bits and come to the same answer
             return self._spoil()
         for task in self._tasks:
             task.channel.commit()
         return True
 
-    def _drive(self) -> bool:
-        """Go from phase to phase: the next operations of all buckets are submitted before any is waited for.
-
-        Sums are written to the gradients as they come; returns whether all are finite.
-        """
+    def _drive(self) -> None:
+        """Go from phase to phase: the next operations of all buckets are submitted before any is waited for."""
         tasks = sorted(self._tasks, key=lambda task: task.channel.bucket.index)
-        finite: list[kernels.Finite] = []
-        while tasks:
+        while tasks := [task for task in tasks if task.pending is not None]:
             for task in tasks:
-                assert task.pending is not None
-                with self._ledger.timed("exchange"):
-                    result = task.pending.wait()
-                with self._ledger.timed("decode"):
-                    task.advance(result)
-                    if task.total is not None:
-                        finite.append(self._write(task.channel, task.total))
-                        task.total = None
-            tasks = [task for task in tasks if task.pending is not None]
-        return holds(finite)
+                self._advance(task)
 
-    def _drain(self) -> None:
-        for task in self._tasks:
-            assert task.pending is not None
-            with self._ledger.timed("exchange"):
-                task.pending.wait()
+    def _advance(self, task: _Task) -> None:
+        """Wait for the operation under way and submit the next one, or write the sum to the gradients."""
+        assert task.pending is not None
+        with self._ledger.timed("exchange"):
+            result = task.pending.wait()
+        with self._ledger.timed("decode"):
+            task.advance(result)
+            if task.total is not None:
+                self._written.append(self._write(task.channel, task.total))
+                task.total = None
 
     def _write(self, channel: Channel, total: Sum) -> kernels.Finite:
         factor = self._scale_of(channel) / (self._wire.ranks if self._average else 1)

@@ -133,6 +133,7 @@ def train(
     width: Annotated[int, typer.Option(min=32, help="Of the model, a multiple of 32.")] = 256,
     layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = 8,
     vocabulary: Annotated[int, typer.Option(min=2, help="Of the model.")] = 4096,
+    bucket: Annotated[float, typer.Option(min=0.001, help="MiB of gradients that compressors send as one.")] = 25.0,
     threads: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(min=1, help="CPU threads of a rank; default: the host's cores, shared among its ranks."),
@@ -155,7 +156,7 @@ def train(
 
     _check_known("way", way, WAYS)
     leads = _leads()
-    settings = bench.Settings(width, layers, vocabulary, tokens, rounds, threads, link_mbit)
+    settings = bench.Settings(width, layers, vocabulary, tokens, rounds, bucket, threads, link_mbit)
     report = bench.measure(settings, way or WAYS, say=_log if leads else lambda line: None)
     if leads:
         _print(bench.as_json(report), [bench.table(report)], as_json)

@@ -46,6 +46,8 @@ class Settings:
     """Of a rank in a step."""
     rounds: int
     """Timed steps of each way."""
+    bucket_mib: float
+    """MiB of gradients that compressors send as one; peers keep their own buckets."""
     threads: int | None
     """CPU threads of a rank; None shares the host's cores among its ranks."""
     link_mbit: float | None
@@ -123,7 +125,7 @@ def measure(settings: Settings, names: Sequence[str], say: Callable[[str], None]
     say(f"{topology.size} ranks ({comm.controller()}), {8 * rate / 1e6:.0f} Mbit/s, {1000 * operation:.2f} ms")
     if any(name in PEERS for name in names):
         peers.join(device)
-    ways = {name: make(name, original) for name in names}
+    ways = {name: make(name, original, int(settings.bucket_mib * 2**20)) for name in names}
     bench = _Bench(settings, original, device)
     errors = bench.first_step(ways)
     for _ in range(_WARM_UP - 1):

@@ -72,8 +72,11 @@ class Way:
         )
 
 
-def make(name: str, original: PreTrainedModel) -> Way:
-    """The way called `name`, one of `WAYS`, on a copy of `original`. Collective; after `peers.join` for `PEERS`."""
+def make(name: str, original: PreTrainedModel, bucket_bytes: int) -> Way:
+    """The way called `name`, one of `WAYS`, on a copy of `original`. Collective; after `peers.join` for `PEERS`.
+
+    `bucket_bytes`: float32 bytes of gradients that a compressor sends as one.
+    """
     model = copy.deepcopy(original)
     if name in PEERS:
         model = PEERS[name](model)
@@ -85,5 +88,6 @@ def make(name: str, original: PreTrainedModel) -> Way:
         adam,
         named_parameters=model.named_parameters(),
         compression=compressors.get(**SCHEMES[name]),
+        bucket_bytes=bucket_bytes,
     )
     return Way(model, optimizer, 1 / comm.topology().size, optimizer.ledger)
