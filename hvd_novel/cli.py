@@ -145,7 +145,7 @@ def train(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def launch(
-    command: Annotated[list[str], typer.Argument(metavar="-- LAUNCHER ... PROGRAM ...", help="As it would be typed.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Launcher and program, as typed alone.")],
     path: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="as-given, tcp:INTERFACE or rdma:PORT (repeat it); default: all that this host has."),
@@ -160,27 +160,25 @@ def launch(
     choice and why, and becomes the command. On a single host it stays as given. Paths are explained in
     `hvd_novel/paths/templates.py`.
     """
-    import os
     import shlex
 
     from hvd_novel import comm
     from hvd_novel.paths import templates
-    from hvd_novel.paths.command import Command
+    from hvd_novel.paths.command import Command, become
     from hvd_novel.paths.fastest import fastest
 
     if launched():
         raise UserError("hvd-novel launch stands before mpirun or horovodrun, not after it")
     job = Command.parse(command)
     nccl = comm.nccl_built()
-    paths = [
-        templates.named(name, job.launcher, nccl=nccl) for name in dict.fromkeys(path or templates.here(job.launcher))
-    ]
+    names = dict.fromkeys(path or templates.here(job.launcher, nccl=nccl))
+    paths = [templates.named(name, job.launcher, nccl=nccl) for name in names]
     found = fastest(job, paths, mib=mib, timeout=timeout, network_only=path is None, say=_log)
     words = found.of(job)
     if dry_run:
         print(shlex.join(words))
     else:
-        os.execvp(words[0], words)
+        become(words)
 
 
 @app.command()

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 from hvd_novel.errors import UserError
 
@@ -22,9 +23,8 @@ class Launcher(enum.Enum):
 
     MPIRUN = "mpirun"
     """Open MPI's."""
+    HOROVODRUN_MPI = "horovodrun --mpi"
     HOROVODRUN_GLOO = "horovodrun --gloo"
-    HOROVODRUN = "horovodrun"
-    """On MPI, or on whichever of MPI and Gloo there is."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +57,44 @@ class Command:
 
     @cached_property
     def launcher(self) -> Launcher:
-        """Raises UserError if it is an mpirun of another make than Open MPI, or cannot be started."""
+        """Raises UserError if it is not known what it is, cannot be started, or has been given a path of its own."""
         if _name(self.start[-1]) == _HOROVODRUN:
-            return Launcher.HOROVODRUN_GLOO if "--gloo" in self.options else Launcher.HOROVODRUN
+            return self._horovodrun()
         try:
             asked = subprocess.run([*self.start, "--version"], capture_output=True, text=True, check=False)
         except OSError as error:
-            raise UserError(f"{self.start[0]} cannot be started: {error.strerror}; is it on PATH?") from None
+            raise cannot_start(self.start, error) from None
         if not re.search("Open MPI|OpenRTE", asked.stdout):
             raise UserError(f"{self.start[-1]} is not Open MPI's, whose options alone are known; try horovodrun --gloo")
         return Launcher.MPIRUN
+
+    def _horovodrun(self) -> Launcher:
+        if any(option.startswith("--network-interface") for option in self.options):
+            raise UserError("leave out --network-interfaces: horovodrun would join those of a path to them")
+        if "--mpi" in self.options:
+            return Launcher.HOROVODRUN_MPI
+        if "--gloo" in self.options:
+            return Launcher.HOROVODRUN_GLOO
+        raise UserError("say --mpi or --gloo after horovodrun: what carries the job decides on its paths")
 
     def measuring(self, mib: float) -> Command:
         """The same launch of the measuring program, for exchanges of `mib` MiB."""
         program = self.program[0]
         hvd_novel = (program,) if _name(program) == "hvd-novel" else (program, "-m", "hvd_novel")
         return Command(self.start, self.options, (*hvd_novel, "bench", "link", "--mib", f"{mib:g}", "--json"))
+
+
+def become(words: Sequence[str]) -> NoReturn:
+    """Replace this process by the command. Raises UserError if it cannot be started."""
+    try:
+        os.execvp(words[0], list(words))
+    except OSError as error:
+        raise cannot_start(words, error) from None
+
+
+def cannot_start(words: Sequence[str], error: OSError) -> UserError:
+    """What to raise for `error`, met when starting `words`."""
+    return UserError(f"{words[0]} cannot be started: {error.strerror}; is it on PATH?")
 
 
 def _name(word: str) -> str:

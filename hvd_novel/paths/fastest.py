@@ -25,9 +25,12 @@ def fastest(
 ) -> Path:
     """The path by which the ranks of `command` sum `mib` MiB of gradients in the shortest time; `say` is told why.
 
-    Each is tried by a job of at most `timeout` seconds. With `network_only`, nothing more is tried once the ranks have
-    turned out to be on a single host. Raises UserError if no path works.
+    Each is tried by a job of at most `timeout` seconds, unless there is one only. With `network_only`, nothing more is
+    tried once the command as it stands has shown its ranks to be on a single host. Raises UserError if no path works.
     """
+    if len(paths) == 1:
+        say(f"path: {paths[0].name}, the only one that can be given to this launcher here")
+        return paths[0]
     measuring = command.measuring(mib)
     found: dict[str, Figures] = {}
     failed: list[str] = []
@@ -41,7 +44,7 @@ def fastest(
             say(f"left out {failed[-1]}")
             continue
         say(f"{path.name}: {_line(found[path.name], mib)}")
-        if network_only and found[path.name].hosts == 1:
+        if network_only and _on_one_host(found):
             break
     if not found:
         by_hand = shlex.join(paths[0].of(measuring))
@@ -58,12 +61,18 @@ def choose(seconds: dict[str, float]) -> str:
 
 
 def _why(name: str, found: dict[str, Figures], network_only: bool) -> str:
+    if network_only and _on_one_host(found):
+        return "as all ranks are on one host"
     if len(found) == 1:
-        alone = network_only and found[name].hosts == 1
-        return "as all ranks are on one host" if alone else "the only one that works"
+        return "the only one that works"
     of_each = ", ".join(f"{other} {1000 * figures.seconds:.1f} ms" for other, figures in found.items())
     fewest = min(figures.seconds for figures in found.values())
     return f"{'the fastest' if found[name].seconds == fewest else 'as good as the fastest'} ({of_each})"
+
+
+def _on_one_host(found: dict[str, Figures]) -> bool:
+    """Whether the command as it stands works, and joins ranks of a single host."""
+    return AS_GIVEN in found and found[AS_GIVEN].hosts == 1
 
 
 def _line(figures: Figures, mib: float) -> str:

@@ -4,8 +4,12 @@
 ``tcp:IFACE``   TCP through the interface IFACE of every host; ranks of one host keep to their shared memory
 ``rdma:PORT``   InfiniBand or RoCE by UCX through a port of an adapter, such as ``mlx5_0:1``; with Open MPI only
 
-Where Horovod is built with NCCL, the same path is set for it. Neither `rdma` nor what is set for NCCL has been tried on
-hardware.
+Where Horovod is built with NCCL, the same path is set for it. What is set for NCCL has not been tried, and UCX over
+Ethernet only.
+
+Gloo cannot be told: Horovod 0.28.1 heeds HOROVOD_GLOO_IFACE where ranks find each other, but for collectives it makes
+another context without it (`GlooContext::InitializeForProcessSet`), which takes the address that the host's own name
+stands for.
 """
 
 from __future__ import annotations
@@ -39,10 +43,11 @@ class Path:
         return [*command.start, *self.options, *command.options, *setting, *command.program]
 
 
-def here(launcher: Launcher) -> list[str]:
-    """Names of the paths that this host has, the one as given first."""
+def here(launcher: Launcher, *, nccl: bool) -> list[str]:
+    """Names of the paths that this host has and `launcher` can be told, the one as given first."""
+    names = interfaces() if nccl or launcher is not Launcher.HOROVODRUN_GLOO else []
     ports = active_ports() if launcher is Launcher.MPIRUN else []
-    return [AS_GIVEN, *(f"tcp:{name}" for name in interfaces()), *(f"rdma:{port}" for port in ports)]
+    return [AS_GIVEN, *(f"tcp:{name}" for name in names), *(f"rdma:{port}" for port in ports)]
 
 
 def named(name: str, launcher: Launcher, *, nccl: bool) -> Path:
@@ -61,8 +66,10 @@ def named(name: str, launcher: Launcher, *, nccl: bool) -> Path:
 def _tcp(name: str, interface: str, launcher: Launcher, nccl: bool) -> Path:
     of_nccl = {"NCCL_SOCKET_IFNAME": interface, "NCCL_IB_DISABLE": "1"} if nccl else {}
     if launcher is Launcher.HOROVODRUN_GLOO:
-        return Path(name, variables={"HOROVOD_GLOO_IFACE": interface, **of_nccl})
-    if launcher is Launcher.HOROVODRUN:  # which tells Open MPI
+        if nccl:
+            return Path(name, (), of_nccl)
+        raise UserError(f"{name}: Gloo always takes the address that a host's name stands for; launch by mpirun")
+    if launcher is Launcher.HOROVODRUN_MPI:  # tells Open MPI
         return Path(name, ("--network-interfaces", interface), of_nccl)
     settings = {
         "pml": "ob1",

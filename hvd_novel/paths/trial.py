@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,11 +17,14 @@ from typing import IO
 
 import psutil
 
-from hvd_novel.errors import UserError
+from hvd_novel.paths.command import cannot_start
 
 _GRACE_SECONDS = 10
 _FIGURES = re.compile(r'\{"ranks": .*\}')
 _TAG = re.compile(r"^\[[\d,]+\]<std(out|err)>:\s*")  # by which launchers tell ranks apart
+_BOX = re.compile(r"^-{20,}\n(.*?)\n\s*\n.*?^-{20,}$", re.DOTALL | re.MULTILINE)  # Open MPI's; and its first paragraph
+_NOISE = re.compile(r'File "|\[.*ORTE_ERROR_LOG')
+_LONGEST = 200
 _COMPLAINT = re.compile(r"error|fail|unable|invalid|cannot|not found|not available|none of|\bno\b", re.IGNORECASE)
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -53,7 +57,7 @@ def measure(words: Sequence[str], timeout: float) -> Figures:
         took = time.monotonic() - begin
         printed, complaints = _text(out), _text(err)
     if code is None:
-        raise PathError(f"no answer within {timeout:.0f} s")
+        raise PathError(f"no answer within {round(timeout, 1):g} s")
     if code != 0:
         raise PathError(f"exit code {code}: {_reason(complaints)}")
     found = _FIGURES.search(printed)
@@ -71,7 +75,7 @@ def _run(words: Sequence[str], out: IO[bytes], err: IO[bytes], timeout: float) -
             # In a session of its own, so that Ctrl-C comes here alone, and launchers see one end only.
             job = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
         except OSError as error:
-            raise UserError(f"{words[0]} cannot be started: {error.strerror}; is it on PATH?") from None
+            raise cannot_start(words, error) from None
         try:
             return job.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -116,10 +120,7 @@ def _text(file: IO[bytes]) -> str:
 
 def _reason(complaints: str) -> str:
     """The first line that complains, the last if none does; not Open MPI's trouble with printing its reasons."""
-    lines = [
-        line
-        for line in (_TAG.sub("", line).strip(" -\t") for line in complaints.splitlines())
-        if line and "ORTE_ERROR_LOG" not in line
-    ]
-    telling = (line for line in lines if _COMPLAINT.search(line) and not line.startswith("File "))
-    return next(telling, lines[-1] if lines else "it said nothing")
+    joined = _BOX.sub(lambda box: " ".join(box.group(1).split()), complaints)
+    lines = [line for line in (_TAG.sub("", line).strip(" -\t") for line in joined.splitlines()) if line]
+    telling = (line for line in lines if _COMPLAINT.search(line) and not _NOISE.match(line))
+    return textwrap.shorten(next(telling, lines[-1] if lines else "it said nothing"), _LONGEST)
