@@ -1,4 +1,4 @@
-"""The command line: ``hvd-novel prepare | train | eval | generate | export | plan | advise | bench``.
+"""The command line: ``hvd-novel prepare | train | launch | eval | generate | export | plan | advise | bench``.
 
 Exit codes: 0 done, 1 failure, 2 a mistake of the user's (one message, no traceback), 75 stopped by a signal after
 saving (start the same command again to go on).
@@ -141,6 +141,44 @@ def train(
 
     finished = run(load_config(config, overrides or []), console())
     raise typer.Exit(OK if finished else REQUEUE)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def launch(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Launcher and program, as typed alone.")],
+    path: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="as-given, tcp:INTERFACE or rdma:PORT (repeat it); default: all that this host has."),
+    ] = None,
+    mib: Annotated[float, typer.Option(min=0.001, help="MiB of gradients in the exchange that is to be fast.")] = 25,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a path is given up.")] = 120,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and print the command instead.")] = False,
+) -> None:
+    """Start a job on the fastest network path: `hvd-novel launch -- mpirun -np 4 hvd-novel train CONFIG.yaml`.
+
+    Tries each path by a short job of the same launcher on the same hosts, leaves out those that do not work, tells the
+    choice and why, and becomes the command. On a single host it stays as given. Paths are explained in
+    `hvd_novel/paths/templates.py`.
+    """
+    import shlex
+
+    from hvd_novel import comm
+    from hvd_novel.paths import templates
+    from hvd_novel.paths.command import Command, become
+    from hvd_novel.paths.fastest import fastest
+
+    if launched():
+        raise UserError("hvd-novel launch stands before mpirun or horovodrun, not after it")
+    job = Command.parse(command)
+    nccl = comm.nccl_built()
+    names = dict.fromkeys(path or templates.here(job.launcher, nccl=nccl))
+    paths = [templates.named(name, job.launcher, nccl=nccl) for name in names]
+    found = fastest(job, paths, mib=mib, timeout=timeout, network_only=path is None, say=_log)
+    words = found.of(job)
+    if dry_run:
+        print(shlex.join(words))
+    else:
+        become(words)
 
 
 @app.command()

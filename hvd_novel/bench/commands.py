@@ -126,6 +126,26 @@ def comm(
 
 
 @app.command()
+def link(
+    mib: Annotated[float, typer.Option(min=0.001, help="MiB of gradients in the exchange foretold.")] = 25,
+    as_json: AsJson = False,
+) -> None:
+    """Latency and rates between the ranks, and what an exchange of gradients takes by them.
+
+    To be started under `mpirun` or `horovodrun`, as `hvd-novel launch` does by each network path. Keys of the JSON
+    object are explained in `hvd_novel/bench/link.py`.
+    """
+    from hvd_novel.bench import link as bench
+    from hvd_novel.comm import leave
+
+    leads = _leads()
+    found = bench.measure(mib)
+    if leads:
+        _print(found, [bench.table(found, mib)], as_json)
+    leave(0)
+
+
+@app.command()
 def train(
     way: Annotated[Optional[list[str]], typer.Option(help="Ways to exchange (repeat it); default: all.")] = None,  # noqa: UP045
     rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each.")] = 20,

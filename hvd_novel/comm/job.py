@@ -85,7 +85,12 @@ def topology() -> Topology:
 def controller() -> str:
     """What carries Horovod's messages, for the log."""
     engine = "MPI" if hvd.mpi_enabled() else "Gloo"
-    return f"{engine} + NCCL" if hvd.nccl_built() and torch.cuda.is_available() else engine
+    return f"{engine} + NCCL" if nccl_built() and torch.cuda.is_available() else engine
+
+
+def nccl_built() -> bool:
+    """Whether Horovod was built to exchange what is on GPUs by NCCL."""
+    return bool(hvd.nccl_built())
 
 
 def all_reduce_sum(values: Sequence[float], name: str) -> list[float]:
