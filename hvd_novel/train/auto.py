@@ -125,7 +125,7 @@ class _Trial:
         """
         name, counts = self._steps.pop(0)
         if counts:
-            self._taken[name].append(seconds / tokens)
+            self._taken[name].append(seconds / max(1, tokens))  # all documents of a step may be empty
             self._tokens.append(tokens)
         if self._steps:
             return None
