@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
 
 import typer
 from rich.console import Console
@@ -24,7 +26,8 @@ from hvd_novel.screen import WIDE, console
 if TYPE_CHECKING:
     from hvd_novel.corpus.crew import Crew
 
-OK, FAILURE, MISTAKE, REQUEUE = 0, 1, 2, 75
+OK, FAILURE, MISTAKE, REQUEUE, INTERRUPTED = 0, 1, 2, 75, 130
+_PATIENCE = 10.0  # seconds
 
 app = typer.Typer(
     name="hvd-novel",
@@ -233,7 +236,6 @@ def advise(
     a cost model, and compares it with steps. Nothing is learned, and `run.dir` is not touched. Keys of the JSON object
     are explained in `hvd_novel/train/advise.py`.
     """
-    from hvd_novel import comm
     from hvd_novel.train.advise import advise as run
     from hvd_novel.train.advise_views import render
     from hvd_novel.train.run import load_config
@@ -250,7 +252,6 @@ def advise(
         print(json.dumps(found))
     elif found:
         render(found, console(least=WIDE))
-    comm.leave(OK)
 
 
 @app.command("eval")
@@ -336,12 +337,19 @@ def export(
 def main() -> None:
     """Entry point: turns UserError into one message, the same exit code on every rank, and no traceback."""
     try:
-        app()
+        code = app(standalone_mode=False) or OK
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        _leave(code)
+    except typer.TyperException as error:  # arguments that are not known, or of another kind
+        show = error.show  # type: ignore[attr-defined]  # all that parsing raises have it
+        _give_up(lambda where: show())
     except UserError as error:
-        _leave(MISTAKE, str(error))
+        message = str(error)
+        _give_up(lambda where: _complain(where + message))
     except KeyboardInterrupt:
         _complain("interrupted")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if not _is_lost_rank(error):
             raise
@@ -349,13 +357,34 @@ def main() -> None:
         sys.exit(FAILURE)
 
 
-def _leave(code: int, message: str) -> None:
-    """Print `message` once for the whole job, wait for the other ranks if there are any, and exit."""
+def _give_up(tell: Callable[[str], None]) -> NoReturn:
+    """End by a mistake that every rank has found; rank 0 tells it. `tell` is given where it was found."""
+    rank = launched_rank()
+    if rank > 0 and not _started():
+        # No rank can wait for another yet. A launcher ends all of them when rank 0 has told and ended; who is still
+        # there then has found what rank 0 does not see.
+        time.sleep(_PATIENCE)
+        tell(f"on rank {rank}: ")
+    elif rank == 0:
+        tell("")
+    _leave(MISTAKE)
+
+
+def _leave(code: int) -> NoReturn:
+    """End with `code`, together with the other ranks where Horovod has been started."""
+    if _started():
+        from hvd_novel import comm
+
+        comm.leave(code)
+    sys.exit(code)
+
+
+def _started() -> bool:
+    if "hvd_novel.comm" not in sys.modules:  # importing it takes seconds
+        return False
     from hvd_novel import comm
 
-    if launched_rank() == 0:
-        _complain(message)
-    comm.leave(code)
+    return comm.started()
 
 
 def _crew() -> Crew:

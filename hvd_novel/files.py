@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 
 def flush(path: Path) -> None:
@@ -22,3 +26,16 @@ def replace_text(path: Path, text: str) -> None:
     flush(aside)
     os.replace(aside, path)
     flush(path.parent)
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turns what libraries raise in the block, which saves by them, where the disk fails into an OSError."""
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:  # of torch and safetensors
+        raise OSError(str(error).splitlines()[0]) from error
+    except Exception as error:
+        if type(error) is Exception:  # tokenizers has none of its own
+            raise OSError(str(error)) from error
+        raise

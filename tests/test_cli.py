@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hvd_novel.cli import main
 from hvd_novel.corpus.store import TokenStore
 from hvd_novel.errors import UserError
 from hvd_novel.train.run import _find_checkpoint, load_config
@@ -160,6 +161,30 @@ def test_an_unknown_key_is_refused_once_by_any_launcher(write_config: WriteConfi
     done = hvd_novel("train", write_config(optimizer={"learning_rate": 1.0}), launcher=launcher, ranks=ranks)
     assert done.code != 0
     _assert_message(done.output, "run.yaml:", "optimizer.learning_rate: unknown key")
+
+
+def test_wrong_arguments_are_refused_once() -> None:
+    done = hvd_novel("bench", "train", "--tokens", 1, launcher="mpirun", ranks=2)
+    assert done.code == 2, done.output
+    assert done.output.count("Error: Invalid value for '--tokens'") == 1, done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_mistake_that_only_another_rank_sees_is_told_by_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before Horovod runs, as where a file is missing on the second host: rank 0 would not have ended them all."""
+    waited: list[float] = []
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setattr("sys.argv", ["hvd-novel", "train", str(tmp_path / "absent.yaml")])
+    monkeypatch.setattr("hvd_novel.cli.time.sleep", waited.append)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert waited, "rank 0 speaks first"
+    assert (
+        f"error: on rank 1: the configuration file {tmp_path / 'absent.yaml'} does not exist" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("launcher", "ranks"), [("plain", 1), ("mpirun", 2), ("horovodrun --gloo", 2)])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -35,6 +36,17 @@ def join(device: torch.device) -> None:
         world_size=topology.size,
         timeout=timedelta(seconds=float(os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]) or 1e6),
     )
+
+
+@contextmanager
+def lost_ranks() -> Iterator[None]:
+    """Turns what torch.distributed raises in the block where another rank has gone into LostRankError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "/gloo/" in str(error):  # Gloo has no error of its own
+            raise comm.LostRankError(str(error)) from error
+        raise
 
 
 def leave() -> None:

@@ -123,16 +123,17 @@ def measure(settings: Settings, names: Sequence[str], say: Callable[[str], None]
     link = measure_link(device)
     operation, rate = link.round_seconds, link.rates[Kind.ALL_REDUCE]
     say(f"{topology.size} ranks ({comm.controller()}), {8 * rate / 1e6:.0f} Mbit/s, {1000 * operation:.2f} ms")
-    if any(name in PEERS for name in names):
-        peers.join(device)
-    ways = {name: make(name, original, int(settings.bucket_mib * 2**20)) for name in names}
-    bench = _Bench(settings, original, device)
-    errors = bench.first_step(ways)
-    for _ in range(_WARM_UP - 1):
-        bench.round(ways)
-    say(f"warm after {_WARM_UP} steps of each way")
-    rounds = [bench.round(ways) for _ in range(settings.rounds)]
-    steps = _slowest({name: [taken[name] for taken in rounds] for name in ways})
+    with peers.lost_ranks():
+        if any(name in PEERS for name in names):
+            peers.join(device)
+        ways = {name: make(name, original, int(settings.bucket_mib * 2**20)) for name in names}
+        bench = _Bench(settings, original, device)
+        errors = bench.first_step(ways)
+        for _ in range(_WARM_UP - 1):
+            bench.round(ways)
+        say(f"warm after {_WARM_UP} steps of each way")
+        rounds = [bench.round(ways) for _ in range(settings.rounds)]
+        steps = _slowest({name: [taken[name] for taken in rounds] for name in ways})
     sent = {name: _most_sent(way) for name, way in ways.items()}
     peers.leave()
     return _report(settings, device, original, (operation, rate), steps, sent, errors)

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hvd_novel.checkpoint import manifest
 from hvd_novel.errors import UserError
-from hvd_novel.files import replace_text
+from hvd_novel.files import disk_errors, replace_text
 
 _ASIDE = ".writing-"
 _NAME = re.compile(r"step-(\d{8})")
@@ -121,10 +120,11 @@ def _aside(folder: Path, step: int) -> Path:
 def _explained(folder: Path, step: int) -> Iterator[None]:
     """Turn a failure to write into a UserError, and remove what was written."""
     try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors wrap errors of the disk
+        with disk_errors():
+            yield
+    except OSError as error:
         shutil.rmtree(_aside(folder, step), ignore_errors=True)
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        reason = error.strerror or error
         raise UserError(
             f"cannot write checkpoint {folder / name(step)}: {reason}; earlier checkpoints are untouched. "
             "Free some space or mend the folder's permissions, then start the same command again to resume"

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import horovod.torch as hvd
 import numpy as np
 
-from hvd_novel.comm.job import LostRankError, all_gather_object, together
+from hvd_novel.comm.job import LostRankError, all_gather_object, at_leave, together
 from hvd_novel.comm.mpi import usable_mpi
 from hvd_novel.errors import UserError
 
@@ -72,9 +72,15 @@ class _WindowCounter:
             self._window.Sync()
         self._trial_cell = cells
         self._one, self._result = np.ones(1, np.int64), np.zeros(1, np.int64)
+        communicator.Free()  # the window has its own
 
     def next(self, cell: int = 0) -> int:
         return self._draw(cell)
+
+    def close(self) -> None:
+        """Free the window; all ranks call this together."""
+        self._window.Unlock_all()
+        self._window.Free()
 
     def trial(self) -> float:
         """Seconds that an operation took while rank 0 computed; 0 on rank 0."""
@@ -141,6 +147,7 @@ def _window_counter(name: str, cells: int) -> tuple[_WindowCounter | None, str]:
     if fault := _agreed(fault, f"{name}.window"):
         return None, fault
     assert counter is not None
+    at_leave.append(counter.close)
     try:
         waited = counter.trial()
         if waited > _TRIAL_SECONDS / 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -33,7 +34,7 @@ _DEFAULTS = {
 }
 _PULSE_SECONDS = 1.0
 at_leave: list[Callable[[], None]] = []
-"""What is to be done by all ranks before Horovod ends."""
+"""What all ranks do together before Horovod ends, last one first: it ends MPI too, which many things do not outlast."""
 # A process that no launcher started needs no MPI, whose start-up may want a daemon that cannot be found.
 _ALONE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 # Horovod's threads meet once a cycle, of 1 ms by default, and under MPI spin until the last has come.
@@ -75,6 +76,11 @@ def init(*, deterministic: bool, process_sets: bool = False, seldom: bool = Fals
         os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
     starting_threads(lambda: hvd.init(process_sets="dynamic" if process_sets else None))
     return topology()
+
+
+def started() -> bool:
+    """Whether Horovod runs, so that ranks can wait for each other."""
+    return bool(hvd.is_initialized())
 
 
 def topology() -> Topology:
@@ -204,11 +210,17 @@ def _with_ranks(message: str, ranks: list[int], size: int) -> str:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with `code` after every rank has come this far, so that no launcher kills a writer."""
-    if hvd.is_initialized():
-        hvd.barrier()
-        while at_leave:
-            at_leave.pop()()
+    """End this process with `code` after every rank has come this far, so that no launcher kills a writer.
+
+    Where a rank is lost nobody is waited for.
+    """
+    if started():
+        with contextlib.suppress(LostRankError):
+            hvd.barrier()
+            while at_leave:
+                at_leave.pop()()
+            # The first rank to shut down ends Horovod, and with it MPI, on all: none may still be freeing anything.
+            hvd.barrier()
         hvd.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -42,6 +42,7 @@ from hvd_novel.corpus.writer import (
     write_novels,
 )
 from hvd_novel.errors import UserError
+from hvd_novel.files import disk_errors
 
 _TRAINING_BYTES = 16_000_000  # of files; training takes about 100 bytes of memory for each of them
 _PIECE_CHARACTERS = 10_000  # of what the tokenizer is trained on
@@ -93,7 +94,8 @@ def prepare(
             if given is None:
                 progress(f"training a tokenizer of {vocab_size} tokens")
             provided = given or train_tokenizer(_training_texts(sources, novels, scratch), vocab_size)
-            provided.save_pretrained(folder / "tokenizer")
+            with disk_errors():
+                provided.save_pretrained(folder / "tokenizer")
             return provided
 
         hf_tokenizer = work.lead("train", provide_tokenizer)

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from hvd_novel.errors import UserError
+from hvd_novel.files import disk_errors
 from hvd_novel.model.build import logits
 
 _TOLERANCE = 1e-3
@@ -33,7 +34,8 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: P
     aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     try:
         aside.mkdir(parents=True)
-        _save(model, tokenizer, aside)
+        with disk_errors():
+            _save(model, tokenizer, aside)
         difference = _difference(model, aside)
         if not difference <= _TOLERANCE:
             raise UserError(f"the exported model does not give the run's logits (they differ by {difference:.2g})")
@@ -41,7 +43,9 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: P
             folder.rmdir()
         aside.rename(folder)
     except OSError as error:
-        raise UserError(f"cannot write the export to {folder}: {error}") from None
+        raise UserError(
+            f"cannot write the export to {folder}: {error}; make room there or choose another --out"
+        ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return difference

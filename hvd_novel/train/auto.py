@@ -123,6 +123,8 @@ class _Trial:
 
         All ranks call this together, and get those of the slowest rank.
         """
+        if tokens == 0:  # all documents were empty, which tells nothing: the step is taken again
+            return None
         name, counts = self._steps.pop(0)
         if counts:
             self._taken[name].append(seconds / tokens)

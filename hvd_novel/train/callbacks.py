@@ -62,7 +62,8 @@ class Sample:
         )
         text = generate(trainer.model, trainer.tokenizer, prompt=settings.prompt, genre=genre, sampling=sampling)
         path = trainer.folder.samples / f"step-{trainer.step:08d}.txt"
-        path.write_text(settings.prompt + text + "\n", encoding="utf-8")
+        with trainer.writing():
+            path.write_text(settings.prompt + text + "\n", encoding="utf-8")
         trainer.emit("sample", prompt=settings.prompt, genre=genre, text=text)
 
     def at_end(self, trainer: Trainer) -> None:

@@ -95,20 +95,9 @@ def train(config: Config, console: Console) -> bool:
 
     resumed_step = found.step if found else 0
     comm.together(lambda: _prepare_folder(folder, config, topology, resumed_step), "train.folder")
-    sinks: list[Sink] = []
-    if topology.rank == 0:
-        sinks = [
-            ConsoleSink(
-                console,
-                first_step=resumed_step,
-                steps=config.schedule.steps,
-                every=config.log.every,
-                # Launchers give ranks a pseudo-terminal of their own, whatever their output goes to.
-                bar=console.is_terminal and not comm.launched(),
-            ),
-            MetricsFile(folder.metrics, resumed_step),
-            *([TensorBoard(folder.tensorboard, resumed_step)] if config.log.tensorboard else []),
-        ]
+    sinks = comm.together(
+        lambda: _open_sinks(config, console, folder, resumed_step) if topology.rank == 0 else [], "train.sinks"
+    )
     trainer = Trainer(
         config=config,
         topology=topology,
@@ -293,9 +282,27 @@ def _find_checkpoint(config: Config, folder: RunFolder, store: TokenStore) -> tu
 def _prepare_folder(folder: RunFolder, config: Config, topology: comm.Topology, step: int) -> None:
     if topology.rank == 0:
         folder.create(config, {"ranks": topology.size, "controller": comm.controller()})
-        writer.remove_unfinished(folder.checkpoints)
-        writer.set_aside_after(folder.checkpoints, step)
-        folder.status("running", step)
+        with folder.writing():
+            writer.remove_unfinished(folder.checkpoints)
+            writer.set_aside_after(folder.checkpoints, step)
+            folder.status("running", step)
+
+
+def _open_sinks(config: Config, console: Console, folder: RunFolder, step: int) -> list[Sink]:
+    """Where the records of a run go that stands at `step`."""
+    with folder.writing():
+        return [
+            ConsoleSink(
+                console,
+                first_step=step,
+                steps=config.schedule.steps,
+                every=config.log.every,
+                # Launchers give ranks a pseudo-terminal of their own, whatever their output goes to.
+                bar=console.is_terminal and not comm.launched(),
+            ),
+            MetricsFile(folder.metrics, step),
+            *([TensorBoard(folder.tensorboard, step)] if config.log.tensorboard else []),
+        ]
 
 
 def _fit(trainer: Trainer, folder: RunFolder) -> None:
@@ -307,9 +314,12 @@ def _fit(trainer: Trainer, folder: RunFolder) -> None:
     finally:
         trainer.loader.close()
         for sink in trainer.sinks:
-            sink.close()
+            with trainer.writing():
+                sink.close()
         if trainer.topology.rank == 0:
-            folder.status(state_at_end, trainer.step)
+            with trainer.writing():
+                folder.status(state_at_end, trainer.step)
+    trainer.check_written()
 
 
 def _parameters(model: PreTrainedModel) -> int:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -87,7 +88,7 @@ class RunFolder:
 
         Raises UserError if another process uses it until this one ends, or if it cannot be written.
         """
-        try:
+        with self.writing():
             for folder in (self.checkpoints, self.samples):
                 folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -96,8 +97,17 @@ class RunFolder:
                 self.path / "environment.json",
                 json.dumps(_environment() | facts, indent=1, ensure_ascii=False),
             )
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turns an OSError in the block, which writes to the folder, into a UserError."""
+        try:
+            yield
         except OSError as error:
-            raise UserError(f"cannot write to run.dir={self.path}: {error.strerror or error}") from None
+            raise UserError(
+                f"cannot write to run.dir={self.path}: {error.strerror or error}; checkpoints are untouched. Free some "
+                "space or mend the folder's permissions, then start the same command again"
+            ) from None
 
     def _take_lock(self) -> None:
         """Keep other processes from using this run folder until this one ends."""

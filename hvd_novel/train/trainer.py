@@ -6,7 +6,8 @@ import math
 import resource
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -85,6 +86,7 @@ class Trainer:
         """Whether the last step's loss was not finite: nothing worth keeping."""
         self._skipped = 0
         self._signalled = False
+        self._unwritten = ""  # why something could not be written
 
     @property
     def overlaps(self) -> bool:
@@ -108,11 +110,30 @@ class Trainer:
             raise UserError(f"the loss is not finite at step {self.step}, the last one; {_DIVERGED}")
         for callback in self.callbacks:
             callback.at_end(self)
+        self.check_written()
 
     def emit(self, kind: str, **values: Any) -> None:
         """Send a record to the sinks (rank 0 has some, other ranks none)."""
         for sink in self.sinks:
-            sink.emit({"kind": kind, "step": self.step, **values})
+            with self.writing():
+                sink.emit({"kind": kind, "step": self.step, **values})
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """For what rank 0 writes alone to the run's folder: where it cannot, all ranks stop after the next step."""
+        try:
+            with self.folder.writing():
+                yield
+        except UserError as error:
+            self._unwritten = self._unwritten or str(error)
+
+    def check_written(self) -> None:
+        """Raise UserError on all ranks if one could not write; all call this."""
+        comm.together(self._check_written, "train.written")
+
+    def _check_written(self) -> None:
+        if self._unwritten:
+            raise UserError(self._unwritten)
 
     def _emit_decision(self, decision: Decision | None) -> None:
         if decision is not None:
@@ -168,14 +189,16 @@ class Trainer:
         sent = self.optimizer.ledger.last
         tight = self.budget is not None and self.budget.changed
         accumulated = result.accumulated
-        loss_sum, signalled, tights, waited, bytes_sent, bytes_dense, *counts = comm.all_reduce_sum(
+        loss_sum, signalled, tights, unwritten, waited, bytes_sent, bytes_dense, *counts = comm.all_reduce_sum(
             [
-                *(accumulated.loss_sum, float(self._signalled), float(tight), waited),
+                *(accumulated.loss_sum, float(self._signalled), float(tight), float(bool(self._unwritten)), waited),
                 *(sent.bytes_sent, sent.bytes_dense, planned.checksum, planned.checksum**2),
                 *(accumulated.tokens, accumulated.trained_tokens),
             ],
             "train.step",
         )
+        if unwritten:
+            self.check_written()
         self._check_plan(*map(int, counts[:2]))
         self.plan.settle()
         if tights:

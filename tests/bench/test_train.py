@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import DistNetworkError
 from typer.testing import CliRunner
 
+from hvd_novel.bench import peers
 from hvd_novel.bench import train as bench
 from hvd_novel.bench.ways import WAYS
 from hvd_novel.cli import app
-from hvd_novel.comm import hush
+from hvd_novel.comm import LostRankError, hush
 from hvd_novel.errors import UserError
 from tests.conftest import ROOT
 from tests.launch import Finished, hvd_novel, run
@@ -101,6 +103,17 @@ def test_threads_stand_back_and_come_again() -> None:
         thread.join()
     with hush.hushed():
         pass  # also where one of them has ended
+
+
+def test_a_lost_rank_is_called_so_whoever_notices_it() -> None:
+    """As Gloo and torch word it when another rank has gone, and an error of another kind."""
+    closed = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
+    for error in (RuntimeError(closed), DistNetworkError("The client socket has failed")):
+        with pytest.raises(LostRankError), peers.lost_ranks():
+            raise error
+    with pytest.raises(RuntimeError, match="shapes") as other, peers.lost_ranks():
+        raise RuntimeError("shapes differ")
+    assert not isinstance(other.value, LostRankError)
 
 
 def test_mistakes() -> None:

@@ -135,6 +135,14 @@ def test_a_failed_write_leaves_the_earlier_ones(
     assert not list(saved.glob(".writing-*"))
 
 
+def test_a_tokenizer_that_cannot_be_written(saved: Path, model: PreTrainedModel, store: Path) -> None:
+    tokenizer = load_tokenizer(store / "tokenizer")
+    tokenizer.save_pretrained = lambda folder: tokenizer.backend_tokenizer.save("/dev/full")
+    with pytest.raises(UserError, match="No space left on device .*; earlier checkpoints are untouched"):
+        save(saved, 30, model, tokenizer)
+    assert writer.steps(saved) == [10, 20]
+
+
 def test_damaged_ones_make_no_good_one_go(saved: Path, model: PreTrainedModel, store: Path) -> None:
     (saved / "step-00000020" / "trainer.json").unlink()
     (saved / "step-backup01").mkdir()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from transformers import PreTrainedTokenizerFast
 
 from hvd_novel.corpus import prepare as prepares
 from hvd_novel.corpus.clean import clean
@@ -293,12 +294,23 @@ def test_no_file_is_read_twice(corpus: Path, tmp_path: Path) -> None:
     assert (report.totals.files, report.totals.novels) == (10, 14)
 
 
-def test_a_full_disk(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["novels", "tokenizer"])
+def test_a_full_disk(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(prepares, "write_novels", full)
-    with pytest.raises(UserError, match=r"--out .*store cannot be written: No space left on device; make room"):
+    class Full(PreTrainedTokenizerFast):
+        def save_pretrained(self, *arguments: Any, **options: Any) -> Any:
+            self.backend_tokenizer.save("/dev/full")  # raises what the library raises
+
+    if what == "novels":
+        monkeypatch.setattr(prepares, "write_novels", full)
+    else:
+        train = prepares.train_tokenizer
+        monkeypatch.setattr(
+            prepares, "train_tokenizer", lambda *given: Full(tokenizer_object=train(*given).backend_tokenizer)
+        )
+    with pytest.raises(UserError, match=r"--out .*store cannot be written: No space left on device.*; make room"):
         prepare([corpus], tmp_path / "store", **OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["books"]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from hvd_novel import comm
+from hvd_novel.comm import job
 from hvd_novel.config import Config
 from hvd_novel.corpus.store import StoreSplit
 from hvd_novel.errors import UserError
@@ -79,6 +81,22 @@ except UserError as error:
 assert "planned step 1 differently" in fault, fault
 faults = comm.all_gather_object(fault, "test.faults")
 assert len(set(faults)) == 1
+
+
+def leave_slowly() -> None:
+    time.sleep(0.5 * topology.rank)
+    (folder / f"left.{topology.rank}").touch()
+
+
+def shut_down() -> None:
+    """The first rank that comes here ends MPI for all of them."""
+    assert all((folder / f"left.{rank}").exists() for rank in range(topology.size)), "a rank has not left its windows"
+    end()
+
+
+folder, end = Path(sys.argv[1]).parent, job.hvd.shutdown
+job.at_leave.insert(0, leave_slowly)  # done last
+job.hvd.shutdown = shut_down
 if topology.rank == 0:
     print("all well in", "a window" if window else "a file")
 comm.leave(0)

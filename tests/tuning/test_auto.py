@@ -52,6 +52,16 @@ CLEAR = {"none": 10.0, "fp16": 5.0, "int8": 2.5}
 CLOSE = {"none": 1.0, "fp16": 1.1, "int8": 1.3}
 
 
+def test_steps_without_tokens_can_be_tried() -> None:
+    choice, _ = chooser(CLOSE)
+    found = None
+    for step in range(50):
+        choice.before_step(step)
+        found = found or choice.after_step(CLOSE[choice.name], 0 if step == 1 else 100)
+    assert found is not None
+    assert found["name"] == "none"
+
+
 def test_a_clear_prediction_decides() -> None:
     choice, optimizer = chooser(CLEAR)
     assert take(choice, range(50), CLEAR) == [(0, "int8", "predicted")]
