@@ -20,7 +20,8 @@ from torch import Tensor
 
 from compressors.ledger import Ledger, ring_all_reduce_bytes
 
-_POLL_SECONDS = 1e-4
+_POLL_SECONDS = 1e-4  # at least
+_POLL_SHARE = 0.05  # of the time waited so far, by which a wait may be longer
 
 
 class Pending:
@@ -35,9 +36,10 @@ class Pending:
 
     def wait(self) -> Any:
         """The result, once it is there."""
-        # hvd.synchronize() spins, on a core that Horovod's own thread may need.
+        # hvd.synchronize() spins, on a core that Horovod's own thread, or another rank, may need.
+        start = time.perf_counter()
         while not self.done():
-            time.sleep(_POLL_SECONDS)
+            time.sleep(max(_POLL_SECONDS, _POLL_SHARE * (time.perf_counter() - start)))
         return hvd.synchronize(self._handle)
 
 

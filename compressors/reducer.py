@@ -102,6 +102,7 @@ class Reducer:
     def reset(self) -> None:
         """Forget the step under way."""
         self._ready: set[Parameter] = set()
+        self._missing = {channel: len(channel.bucket.parameters) for channel in self.channels}
         self._tasks: list[_Task] = []
         self._vote: Pending | None = None
         self._finite: list[kernels.Finite] = []
@@ -128,7 +129,8 @@ class Reducer:
             self._scale, self._stage = self._loss_scale(), self._next_stage()
         assert parameter not in self._ready, "gradient sent twice in a step"
         self._ready.add(parameter)
-        if all(other in self._ready for _, other in channel.bucket.parameters):
+        self._missing[channel] -= 1
+        if not self._missing[channel]:
             self._launch(channel)
         for task in self._tasks:  # second phases of buckets begin while backward goes on
             while task.pending is not None and task.pending.done():
