@@ -248,6 +248,10 @@ class OneBitChannel(CodecChannel):
         self.residual.draft_sent = scales
         return finite
 
+    def alone(self) -> Tensor:
+        self.residual.begin()
+        return super().alone()
+
     def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
         payloads, self._payloads = self._payloads, []
         return payloads

@@ -64,6 +64,20 @@ def test_signs_whose_residual_is_computed_late():
                 torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_a_single_rank_owes_nothing():
+    job = Job(compressors.OneBit())
+    job.step(0)
+    owed = job.remembered()[0]
+    assert owed.count_nonzero()
+    (channel, *_) = job.reducer.channels
+    channel.load(1.0, Stage())
+    gradients = torch.cat([parameter.grad.view(-1) for _, parameter in channel.bucket.parameters])
+    torch.testing.assert_close(channel.alone(), gradients + owed)
+    channel.commit()
+    assert channel.residual is not None
+    assert not channel.residual.value.count_nonzero()
+
+
 CODECS = {
     "onebit": compressors.OneBit(),
     "int8": compressors.QSGD(),
