@@ -12,19 +12,18 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from compressors import kernels
 from compressors.buckets import Bucket, gradient
 from compressors.codec import Codec, Compressor, Cooperative, Frame, Pattern
-from compressors.codecs.onebit import OneBit
 from compressors.codecs.rows import SparseRows
 from compressors.exchange import Wire, all_gather, two_phase
-from compressors.feedback import Residual, SignResidual
+from compressors.feedback import Residual
 from compressors.kernels import Finite
 from compressors.sums import CodedSum, Exchange
 
@@ -61,6 +60,8 @@ class Channel(ABC):
         self.shares: dict[str, Any] | None = None
         """How the ranks of a node share out the bucket, as JSON values, where they do."""
         self.unscales = compressor.unscales
+        self.goes_on = False
+        """Whether a second operation, which may begin before all gradients are there, follows the first."""
         self._compressor = compressor
         if compressor.error_feedback and self.remembers is self:
             self.residual = self._new_residual(bucket.frame(0, wire.ranks, wire.rank).slices())
@@ -160,7 +161,8 @@ class CodecChannel(Channel):
         if pattern != self._pattern:
             _log.info("%s, %d elements: %s by %s", self.bucket.name, frame.numel, self.codec, pattern.value)
             self._pattern = pattern
-        if pattern != Pattern.TWO_PHASE:
+        self.goes_on = pattern == Pattern.TWO_PHASE
+        if not self.goes_on:
             self._absorb_owed(values, frame)
         match pattern:
             case Pattern.DENSE:
@@ -194,7 +196,7 @@ class CodecChannel(Channel):
             self.owed = self._new_residual([own])
         parts = self._encode_slices(values, frame)
         sizes = [self.codec.nbytes(piece) for piece in slices]
-        merged = yield from two_phase(self.wire, self.bucket.name, parts, lambda parts: self._merge(parts, own), sizes)
+        merged = yield from two_phase(self.wire, self.bucket.name, parts, partial(self._merge, own=own), sizes)
         return CodedSum(self.codec, merged, slices, self.wire)
 
     def _merge(self, parts: list[Tensor], own: Frame) -> Tensor:
@@ -214,62 +216,6 @@ class CodecChannel(Channel):
 
     def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
         return self.codec.encode_slices(values, frame)
-
-
-class OneBitChannel(CodecChannel):
-    """The exchange of one bucket's signs, which are taken, and their scales summed up, while values are loaded."""
-
-    residual: SignResidual
-    owed: SignResidual | None
-
-    def __init__(self, bucket: Bucket, codec: OneBit, wire: Wire) -> None:
-        super().__init__(bucket, codec, wire)
-        self._onebit = codec
-        self._payloads: list[Tensor] = []
-
-    def _new_residual(self, slices: Sequence[Frame]) -> SignResidual:
-        return SignResidual(tuple(size for piece in slices for size in piece.sizes), self.bucket.device)
-
-    def load(self, inverse_scale: float, stage: Stage) -> Finite:
-        self.residual.begin()
-        if self.owed is not None:
-            self.owed.begin()
-        if stage.dense:
-            return super().load(inverse_scale, stage)
-        self._dense_stage = False
-        self._values = self.residual.draft
-        slices = self.bucket.frame(0, self.wire.ranks, self.wire.rank).slices()
-        self._payloads, fields = self._new_payloads(slices)
-        bits = [signs for _, signs in fields]
-        sums, finite = self.bucket.read_signs(slices, inverse_scale, self.residual, stage.outgoing, bits)
-        scales = kernels.means(sums, tuple(size for piece in slices for size in piece.sizes))
-        for (header, _), part in zip(fields, scales.split([len(piece.sizes) for piece in slices]), strict=True):
-            header.copy_(part)
-        self.residual.draft_sent = scales
-        return finite
-
-    def alone(self) -> Tensor:
-        self.residual.begin()
-        return super().alone()
-
-    def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
-        payloads, self._payloads = self._payloads, []
-        return payloads
-
-    def _merge(self, parts: list[Tensor], own: Frame) -> Tensor:
-        assert self.owed is not None
-        (payload,), ((header, bits),) = self._new_payloads([own])
-        coming = [self._onebit.fields(part, own) for part in parts]
-        where = (self.owed.before, self.owed.sent, own.sizes, self.owed.draft, bits)
-        self.owed.draft_sent = kernels.means(kernels.merge_signs(coming, *where), own.sizes)
-        header.copy_(self.owed.draft_sent)
-        return payload
-
-    def _new_payloads(self, slices: Sequence[Frame]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-        """A payload for each of `slices`, and where its scales and bits are to be written."""
-        sizes = [self._onebit.nbytes(piece) for piece in slices]
-        payloads = [torch.empty(size, dtype=torch.uint8, device=self.bucket.device) for size in sizes]
-        return payloads, [self._onebit.fields(each, piece) for each, piece in zip(payloads, slices, strict=True)]
 
 
 class CooperativeChannel(Channel):

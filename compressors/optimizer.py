@@ -18,6 +18,7 @@ from typing import Any
 import horovod
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HorovodInternalError
 from torch.nn import Parameter
 
 from compressors import state
@@ -197,7 +198,10 @@ def _install(
         inner.zero_grad(self, set_to_none)
 
     def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
-        reducer.reset()
+        try:
+            reducer.abandon()
+        except HorovodInternalError:  # a rank is lost, and this the way back to a former state
+            reducer.reset()
         horovod_load(self, *args, **kwargs)
 
     @contextmanager
@@ -240,7 +244,12 @@ def _install(
         return state.save(reducer, wire)
 
     def load_compression_state_dict(self: Any, states: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
-        """Take up this rank's own state, or this rank's share of the states of all ranks, whatever their number."""
+        """Take up this rank's own state, or this rank's share of the states of all ranks, whatever their number.
+
+        Raises RuntimeError while gradients are under way.
+        """
+        if reducer.under_way:
+            raise RuntimeError("gradients are under way: call synchronize() or step() before loading")
         state.load(reducer, wire, states)
 
     cls._allreduce_grad_async = allreduce_grad_async

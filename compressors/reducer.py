@@ -6,15 +6,15 @@ is remembered changes, and all gradients become NaN, which clipping and loss sca
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 
 from compressors import kernels
 from compressors.buckets import Bucket, gradient
-from compressors.channels import Channel, CodecChannel, CooperativeChannel, OneBitChannel, RowsChannel, Stage
+from compressors.channels import Channel, CodecChannel, CooperativeChannel, RowsChannel, Stage
 from compressors.codec import Codec, Compressor, Cooperative
 from compressors.codecs.onebit import OneBit
 from compressors.codecs.rows import SparseRows
@@ -23,6 +23,7 @@ from compressors.correction import TopKChannel
 from compressors.exchange import Pending, Wire
 from compressors.hierarchy import Hierarchical, open_hierarchy
 from compressors.ledger import Ledger, ring_all_reduce_bytes
+from compressors.signs import OneBitChannel
 from compressors.sums import Exchange, Sum, write
 from compressors.vetoes import holds, home, veto
 
@@ -47,7 +48,7 @@ class _Task:
 
     def __init__(self, channel: Channel, exchange: Exchange) -> None:
         self.channel = channel
-        self.total: Tensor | None = None
+        self.total: Sum | None = None
         self._exchange = exchange
         self.pending: Pending | None = next(exchange)
 
@@ -91,6 +92,7 @@ class Reducer:
         }
         self._numel = sum(bucket.numel for bucket in buckets)
         self._home = home(bucket.device for bucket in buckets)
+        self._lock = threading.RLock()
         self._bucketed = any(bucket.compressor.bucketed for bucket in buckets)
         self.reset()
 
@@ -99,11 +101,25 @@ class Reducer:
         """Whether gradients of a step are ready or on their way."""
         return bool(self._ready)
 
+    @torch.no_grad()
+    def abandon(self) -> None:
+        """Forget the step under way. All ranks call this together.
+
+        What all have begun comes to its end first, so that no operation of it is taken for one of the next step.
+        """
+        if self._tasks and len(self._tasks) == len(self.channels):
+            if self._vote is not None:
+                self._vote.wait()
+            self._drive()
+        self.reset()
+
     def reset(self) -> None:
-        """Forget the step under way."""
+        """Forget the step under way, on this rank."""
         self._ready: set[Parameter] = set()
         self._missing = {channel: len(channel.bucket.parameters) for channel in self.channels}
         self._tasks: list[_Task] = []
+        self._chains: list[_Task] = []
+        """Those of which an operation is under way that another one follows."""
         self._vote: Pending | None = None
         self._finite: list[kernels.Finite] = []
         self._written: list[kernels.Finite] = []
@@ -119,12 +135,15 @@ class Reducer:
     def ready(self, parameter: Parameter) -> None:
         """The gradient of `parameter` will not change any more: send its bucket if it was the last one of it.
 
-        Buckets whose operation has ended go on to their next one. Never waits for other ranks. Buckets become ready in
-        different orders on different ranks.
+        Buckets whose first operation has ended go on to the second. Never waits for other ranks. Buckets become ready
+        in different orders on different ranks.
         """
         channel = self._channel_of.get(parameter)
-        if channel is None or self._wire.ranks == 1:
-            return
+        if channel is not None and self._wire.ranks > 1:
+            with self._lock:  # backward has a thread for each device
+                self._take(parameter, channel)
+
+    def _take(self, parameter: Parameter, channel: Channel) -> None:
         if not self._ready:
             self._scale, self._stage = self._loss_scale(), self._next_stage()
         assert parameter not in self._ready, "gradient sent twice in a step"
@@ -132,9 +151,10 @@ class Reducer:
         self._missing[channel] -= 1
         if not self._missing[channel]:
             self._launch(channel)
-        for task in self._tasks:  # second phases of buckets begin while backward goes on
-            while task.pending is not None and task.pending.done():
+        for task in self._chains:
+            if task.pending is not None and task.pending.done():
                 self._advance(task)
+        self._chains = [task for task in self._chains if task.pending is not None]
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -167,7 +187,9 @@ class Reducer:
     def _launch(self, channel: Channel) -> None:
         with self._ledger.timed("encode"):
             self._finite.append(channel.load(1.0 / self._scale_of(channel), self._stage))
-            self._tasks.append(_Task(channel, channel.run(self.steps)))
+            self._tasks.append(task := _Task(channel, channel.run(self.steps)))
+        if channel.goes_on:
+            self._chains.append(task)
         # Gradients that are sent as they are show in the sum that they are not finite; all others need a vote.
         needs_vote = self._bucketed or self._stage.outgoing is not None
         if needs_vote and len(self._tasks) == len(self.channels):
@@ -186,22 +208,28 @@ class Reducer:
         return True
 
     def _drive(self) -> None:
-        """Go from phase to phase: the next operations of all buckets are submitted before any is waited for."""
+        """Go from phase to phase: the next operations of all buckets are submitted before any is waited for.
+
+        Sums are written to the gradients as they come, not before: backward may still need their memory.
+        """
         tasks = sorted(self._tasks, key=lambda task: task.channel.bucket.index)
-        while tasks := [task for task in tasks if task.pending is not None]:
+        while tasks:
             for task in tasks:
-                self._advance(task)
+                if task.pending is not None:
+                    self._advance(task)
+                if task.total is not None:
+                    with self._ledger.timed("decode"):
+                        self._written.append(self._write(task.channel, task.total))
+                    task.total = None
+            tasks = [task for task in tasks if task.pending is not None]
 
     def _advance(self, task: _Task) -> None:
-        """Wait for the operation under way and submit the next one, or write the sum to the gradients."""
+        """Wait for the operation under way, and submit the next one or take the sum."""
         assert task.pending is not None
         with self._ledger.timed("exchange"):
             result = task.pending.wait()
         with self._ledger.timed("decode"):
             task.advance(result)
-            if task.total is not None:
-                self._written.append(self._write(task.channel, task.total))
-                task.total = None
 
     def _write(self, channel: Channel, total: Sum) -> kernels.Finite:
         factor = self._scale_of(channel) / (self._wire.ranks if self._average else 1)

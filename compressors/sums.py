@@ -45,9 +45,10 @@ def values_of(total: Sum) -> Tensor:
 
 def write(total: Sum, bucket: Bucket, factor: float) -> Finite:
     """Set the gradients of `bucket` to ``total * factor``; returns whether all are finite."""
-    targets = bucket.flat_gradients()
     # On CPUs a pass over memory is dear and a call cheap: each slice's part of each gradient is decoded in its place.
-    if isinstance(total, Tensor) or targets is None or bucket.device.type != "cpu":
+    in_place = isinstance(total, CodedSum) and bucket.device.type == "cpu"
+    targets = bucket.flat_gradients() if in_place else None
+    if isinstance(total, Tensor) or targets is None:
         return bucket.write(values_of(total), factor)
     answers = [
         total.codec.decode_apart(payload, piece, factor, parts)

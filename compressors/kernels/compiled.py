@@ -1,4 +1,8 @@
-"""How loops are compiled for CPUs."""
+"""How loops are compiled for CPUs.
+
+What is here is compiled into the loops of other files, whose cached code does not notice a change of this one: change
+those files too.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import horovod.torch as hvd
 import pytest
 import torch
@@ -215,6 +217,21 @@ def check_buckets_leave_while_backward_goes_on():
     assert set(sent) == {0}, "the bucket of the last parameter is ready"
     (parameters["first"].sum()).backward()
     optimizer.synchronize()
+
+
+def check_rolling_back_while_gradients_are_under_way():
+    parameters = make_parameters()
+    optimizer = wrap(parameters, compressors.get("bf16"), op=hvd.Sum, bucket_bytes=4 * 300, min_numel=1)
+    saved = optimizer.state_dict()
+    for step in range(3):
+        backward(parameters, gradients_of(hvd.rank(), step, parameters))
+        time.sleep(0.02 * hvd.rank())
+        if hvd.size() > 1:
+            with pytest.raises(RuntimeError, match="under way"):
+                optimizer.load_compression_state_dict(optimizer.compression_state_dict())
+        optimizer.load_state_dict(saved)
+        optimizer.zero_grad()
+    assert_close(exchange(optimizer, parameters, 3), summed(3, parameters), 1e-2)
 
 
 def check_a_plugin_is_one_class():
