@@ -58,12 +58,12 @@ def load_signs(
     sources: Sequence[Tensor], factor: float, base: Tensor, sent: Tensor, out: Tensor, bits: Tensor
 ) -> list[float]:
     bits.zero_()
-    sums, end = [], 0
-    for source, scale in zip(sources, sent.tolist(), strict=True):
-        begin, end = end, end + source.numel()
+    sums, place = [], 0
+    for source, scale, old, new in eager.side_by_side(sources, sent, base, out):
         part = source if source.dtype in _NUMBA_TYPES else source.float()
-        arrays = (part.numpy(), np.float32(factor), base[begin:end].numpy(), np.float32(scale), out[begin:end].numpy())
-        sums.append(float(_load_signs(*arrays, bits.numpy(), begin)))
+        arrays = (part.numpy(), np.float32(factor), old.numpy(), np.float32(float(scale)), new.numpy())
+        sums.append(float(_load_signs(*arrays, bits.numpy(), place)))
+        place += source.numel()
     return sums
 
 

@@ -5,7 +5,7 @@ Signatures are those of `compressors.kernels`, but that all results stay on the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -71,13 +71,20 @@ def take_signs(values: Tensor, scales: Tensor, sizes: tuple[int, ...], bits: Ten
 def load_signs(
     sources: Sequence[Tensor], factor: float, base: Tensor, sent: Tensor, out: Tensor, bits: Tensor
 ) -> list[Tensor]:
-    sums, end = [], 0
-    for source, scale in zip(sources, sent, strict=True):
-        begin, end = end, end + source.numel()
-        old = base[begin:end]
-        sums.append(add_scaled(source, factor, torch.where(old >= 0, old - scale, old + scale), out[begin:end]))
+    sums = [
+        add_scaled(source, factor, torch.where(old >= 0, old - scale, old + scale), new)
+        for source, scale, old, new in side_by_side(sources, sent, base, out)
+    ]
     bits.copy_(pack_signs(out))
     return sums
+
+
+def side_by_side(
+    sources: Sequence[Tensor], sent: Tensor, base: Tensor, out: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Each of `sources`, its scale in `sent`, and what of `base` and of `out` is at its place."""
+    sizes = [source.numel() for source in sources]
+    return zip(sources, sent, base.split(sizes), out.split(sizes), strict=True)
 
 
 def add_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], total: Tensor) -> None:

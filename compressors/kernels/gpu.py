@@ -75,10 +75,8 @@ def set_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor)
 def load_signs(
     sources: Sequence[Tensor], factor: float, base: Tensor, sent: Tensor, out: Tensor, bits: Tensor
 ) -> list[Tensor]:
-    sums, end = [], 0
-    for source, scale in zip(sources, sent, strict=True):
-        begin, end = end, end + source.numel()
-        sums.append(_load(source, factor, base[begin:end], scale, out[begin:end]))
+    pieces = eager.side_by_side(sources, sent, base, out)
+    sums = [_load(source, factor, old, scale, new) for source, scale, old, new in pieces]
     _launch_signs(_pack_signs, out, bits)
     return sums
 
