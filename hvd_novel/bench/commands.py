@@ -106,7 +106,7 @@ def comm(
     """
     from hvd_novel.bench import comm as bench
     from hvd_novel.bench import comm_views as views
-    from hvd_novel.comm import leave, together
+    from hvd_novel.comm import together
 
     _check_known("scheme", scheme, bench.SCHEMES)
     leads = _leads()
@@ -122,7 +122,6 @@ def comm(
         _print(bench.as_json(report), tables, as_json)
     if plot:
         together(lambda: views.plot(report, plot) if leads else None, "bench.plot")
-    leave(0)
 
 
 @app.command()
@@ -136,13 +135,11 @@ def link(
     object are explained in `hvd_novel/bench/link.py`.
     """
     from hvd_novel.bench import link as bench
-    from hvd_novel.comm import leave
 
     leads = _leads()
     found = bench.measure(mib)
     if leads:
         _print(found, [bench.table(found, mib)], as_json)
-    leave(0)
 
 
 @app.command()
@@ -172,7 +169,6 @@ def train(
     """
     from hvd_novel.bench import train as bench
     from hvd_novel.bench.ways import WAYS
-    from hvd_novel.comm import leave
 
     _check_known("way", way, WAYS)
     leads = _leads()
@@ -180,7 +176,6 @@ def train(
     report = bench.measure(settings, way or WAYS, say=_log if leads else lambda line: None)
     if leads:
         _print(bench.as_json(report), [bench.table(report)], as_json)
-    leave(0)
 
 
 @app.command()
