@@ -80,7 +80,7 @@ def make(name: str, original: PreTrainedModel, bucket_bytes: int) -> Way:
     model = copy.deepcopy(original)
     if name in PEERS:
         model = PEERS[name](model)
-    adam = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
+    adam = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, fused=True)
     if name not in SCHEMES:
         return Way(model, adam)
     optimizer = comm.distributed(

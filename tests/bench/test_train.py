@@ -93,11 +93,14 @@ def test_threads_stand_back_and_come_again() -> None:
     thread = threading.Thread(target=ended.wait)
     hush.starting_threads(thread.start)
     try:
+        assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == 10  # they always give way a little
         before = os.sched_getscheduler(thread.native_id)
         with hush.hushed():
             assert os.sched_getscheduler(thread.native_id) == os.SCHED_IDLE
             assert os.sched_getscheduler(0) == before
         assert os.sched_getscheduler(thread.native_id) == before
+        assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == 10
+        assert os.getpriority(os.PRIO_PROCESS, 0) == 0
     finally:
         ended.set()
         thread.join()
