@@ -40,7 +40,7 @@ def make_optimizer(model: torch.nn.Module, config: OptimizerConfig) -> torch.opt
     groups = parameter_groups(model, config)
     settings: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
     if config.name == "adamw":
-        # On CPUs the unfused kind takes four times as long, and seven times where most gradients are zero (top-k).
+        # On CPUs the unfused kind takes four times as long, and six times where most gradients are zero (top-k).
         return torch.optim.AdamW(groups, **settings, fused=True)
     kind = {"onebit-adam": compressors.OneBitAdam, "topk-adam": compressors.TopKAdam}[config.name]
     return kind(groups, **settings, freeze_step=config.freeze_step)
