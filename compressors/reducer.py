@@ -196,11 +196,11 @@ class Reducer:
             self._vote = self._wire.all_reduce(veto(self._finite, self._home), "vetoes")
 
     def _complete(self) -> bool:
+        self._drive()  # also if there is a veto: of some buckets this or another rank is further already
         vetoes = 0
         if self._vote is not None:
             with self._ledger.timed("exchange"):
                 vetoes = int(self._vote.wait())
-        self._drive()  # also if there is a veto: of some buckets this or another rank is further already
         if vetoes or not holds(self._written):  # all ranks hold the same bits and come to the same answer
             return self._spoil()
         for task in self._tasks:
