@@ -27,7 +27,8 @@ from hvd_novel.tuning.model import Link, Work, break_even, predict
 from hvd_novel.tuning.schemes import DENSE, SAFE, SCHEMES, choose
 
 Say = Callable[[str], None]
-_CODING_ROUNDS = 3
+_ROUNDS = 3
+"""Of updates, and of coding."""
 _BLOCK = 2
 """Steps of a scheme before it is another's turn; the first does not count."""
 
@@ -70,7 +71,7 @@ def advise(
     schemes: list[dict[str, Any]] = []
     if link:
         say("timing encoding and decoding")
-        rehearsed = measure_coding(trial.parameters, SCHEMES, topology.size, rounds=_CODING_ROUNDS)
+        rehearsed = measure_coding(trial.parameters, SCHEMES, topology.size, rounds=_ROUNDS)
         measured = trial.steps(turns) if turns else {}
         schemes = _schemes(work, link, rehearsed, measured)
     found = {
@@ -125,11 +126,13 @@ class _Trial:
         packs = self.workload.measure(overlap=self._overlaps)
         for _, parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
-        start = time.perf_counter()
-        with self._optimizer.skip_synchronize():
-            update(self._optimizer, self._scaler, self._clip)
-        seconds = slowest(time.perf_counter() - start)
-        return Work(packs.seconds + seconds, packs.overlapping)
+        updates = []
+        for _ in range(_ROUNDS):
+            start = time.perf_counter()
+            with self._optimizer.skip_synchronize():
+                update(self._optimizer, self._scaler, self._clip)
+            updates.append(slowest(time.perf_counter() - start))
+        return Work(packs.seconds + statistics.median(updates), packs.overlapping)
 
     def steps(self, turns: int) -> dict[str, float]:
         """Seconds of a real step by each scheme: medians of steps taken in turns, of the slowest rank."""

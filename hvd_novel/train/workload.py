@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ from hvd_novel.train.step import pack_loss
 from hvd_novel.tuning.measure import slowest
 from hvd_novel.tuning.model import Work
 
-_ENOUGH = 2.0  # seconds of timed packs
+_ROUNDS = 3
+_ENOUGH = 2.0  # seconds of timed packs, in each
 
 
 class Workload:
@@ -31,11 +33,21 @@ class Workload:
         return self._pass(self._packs[0]) if self._packs else (0.0, 0.0)
 
     def measure(self, *, overlap: bool) -> Work:
-        """Seconds of the slowest rank for all packs; all ranks call this. Of many packs the first ones are timed.
+        """Seconds for all packs, medians of `_ROUNDS` times of the slowest rank; all ranks call this.
 
-        `overlap` tells whether gradients travel during the backward pass of the last pack.
+        Of many packs the first ones are timed. `overlap` tells whether gradients travel during the backward pass of
+        the last pack; what counts there is the rank with the shortest.
         """
         self.run()
+        times = []
+        for _ in range(_ROUNDS):
+            seconds, last = self._round()
+            times.append((slowest(seconds), -slowest(-last)))
+        seconds, hides = (statistics.median(column) for column in zip(*times, strict=True))
+        return Work(seconds, hides if overlap else 0.0)
+
+    def _round(self) -> tuple[float, float]:
+        """Seconds of all packs, and of the last one's backward pass."""
         forward = backward = 0.0
         tokens = 0
         for pack in self._packs:
@@ -44,10 +56,10 @@ class Workload:
             tokens += len(pack.labels)
             if forward + backward > _ENOUGH:
                 break
-        share = sum(len(pack.labels) for pack in self._packs) / max(1, tokens)
-        last = backward * len(self._packs[-1].labels) / tokens if self._packs and overlap else 0.0
-        hides = -slowest(-last)  # what the rank with the shortest backward pass can hide
-        return Work(slowest((forward + backward) * share), hides)
+        if not tokens:
+            return 0.0, 0.0
+        share = sum(len(pack.labels) for pack in self._packs) / tokens
+        return (forward + backward) * share, backward * len(self._packs[-1].labels) / tokens
 
     def _pass(self, pack: Pack) -> tuple[float, float]:
         with _same_random_numbers(), torch.enable_grad():

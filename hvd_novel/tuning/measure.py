@@ -19,10 +19,10 @@ from compressors.rehearsal import Kind, Rehearsal, rehearse
 from hvd_novel import comm
 from hvd_novel.tuning.model import Link
 
-_SMALL_ROUNDS, _LARGE_ROUNDS = 20, 3
+_SMALL_ROUNDS, _LARGE_ROUNDS = 20, 7
 _TOGETHER = 64  # all-to-alls submitted at once
 _PARTS = 4  # tensors in a large exchange, as buckets are several
-_LEAST_SECONDS, _LONG_SECONDS = 0.05, 0.5
+_LEAST_SECONDS, _LONG_SECONDS = 0.1, 0.5
 _SMALLEST, _LARGEST = 2**20, 2**25  # bytes of a large exchange
 
 
