@@ -113,7 +113,8 @@ class Bucket:
             if outgoing is None:
                 yield gradient(parameter).reshape(-1), inverse_scale
             else:
-                yield outgoing(parameter, gradient(parameter) * inverse_scale).reshape(-1), 1.0
+                unscaled = gradient(parameter) if inverse_scale == 1.0 else gradient(parameter) * inverse_scale
+                yield outgoing(parameter, unscaled).reshape(-1), 1.0
 
     def flat_gradients(self) -> list[Tensor] | None:
         """The gradients, flat, where they can be written in place as float32."""

@@ -60,6 +60,8 @@ class Channel(ABC):
         self.shares: dict[str, Any] | None = None
         """How the ranks of a node share out the bucket, as JSON values, where they do."""
         self.unscales = compressor.unscales
+        self.runs_at_once = False
+        """Whether `run` always follows `load` before any other channel's."""
         self.goes_on = False
         """Whether a second operation, which may begin before all gradients are there, follows the first."""
         self._compressor = compressor
@@ -121,8 +123,12 @@ class Channel(ABC):
             assert inverse_scale == 1.0, "left scaled"
             self._values = gradient(first).reshape(-1).to(dtype)
             return True  # not looked at: goes dense, so that the sum shows it
-        self._values = torch.empty(self.bucket.numel, dtype=dtype, device=self.bucket.device)
+        self._values = self._room(dtype)
         return self.bucket.read(self._values, inverse_scale, None, stage.outgoing)[1]
+
+    def _room(self, dtype: torch.dtype) -> Tensor:
+        """Flat memory for the bucket's values."""
+        return torch.empty(self.bucket.numel, dtype=dtype, device=self.bucket.device)
 
     def restore_owed(self, value: Tensor) -> None:
         """Set what this rank owes as an owner to flat `value`."""
@@ -155,6 +161,13 @@ class CodecChannel(Channel):
         super().__init__(bucket, codec, wire)
         self.codec = codec
         self._pattern: Pattern | None = None
+
+    def _room(self, dtype: torch.dtype) -> Tensor:
+        frame = self.bucket.frame(0, self.wire.ranks, self.wire.rank)
+        sent_as_they_are = self._dense_stage or self.codec.pattern(frame) == Pattern.DENSE
+        if dtype != torch.float32 or sent_as_they_are or not self.runs_at_once:
+            return super()._room(dtype)
+        return self.wire.scratch(frame.numel, self.bucket.device)  # encoded before the first operation
 
     def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
         pattern = self.codec.pattern(frame)
@@ -204,7 +217,7 @@ class CodecChannel(Channel):
         if self.owed is not None:
             total = self.owed.draft.copy_(self.owed.value)
         else:
-            total = torch.zeros(own.numel, device=self.bucket.device)
+            total = self.wire.scratch(own.numel, self.bucket.device).zero_()
         for part in parts:
             self.codec.decode_add(part, own, total)
         return self._encode(total, dataclasses.replace(own, phase=1))

@@ -169,13 +169,15 @@ class Codec(Compressor, ABC):
         total.add_(self.decode(payload, frame))
 
     def encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
-        """The payload of each of `frame.slices()`, for its owner; leaves in `values` what they miss.
+        """The payload of each of `frame.slices()`, for its owner.
 
-        A codec that divides a budget over the whole bucket overrides this; lengths may then differ from `nbytes`.
+        Leaves in `values`, with error feedback, what they miss; else anything. A codec that divides a budget over the
+        whole bucket overrides this; lengths may then differ from `nbytes`.
         """
         slices = frame.slices()
         parts = values.split([part.numel for part in slices])
-        return [self.encode_error(part, piece) for part, piece in zip(parts, slices, strict=True)]
+        encode = self.encode_error if self.error_feedback else self.encode
+        return [encode(part, piece) for part, piece in zip(parts, slices, strict=True)]
 
 
 class Cooperative(Compressor, ABC):

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from compressors import kernels
+
 _STABLE = 0.96  # ratio of the variances' L1 norms over a window of 1 / (1 - beta2) steps
 
 
@@ -120,7 +122,7 @@ class OneBitAdam(MomentumOptimizer):
 
         def local_momentum(parameter: Parameter, gradient: Tensor) -> Tensor:
             beta1, momentum = beta1_of[parameter], self._state_of(parameter)["exp_avg"]
-            return momentum * (beta1 * share) + gradient.to(momentum.dtype) * (1 - beta1)
+            return (momentum * (beta1 * share)).add_(gradient, alpha=1 - beta1)
 
         return local_momentum
 
@@ -167,23 +169,22 @@ class OneBitAdam(MomentumOptimizer):
             momentum.copy_(gradient)
         else:
             momentum.mul_(beta1).add_(gradient, alpha=1 - beta1)
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_((self._direction(parameter, group) * -group["lr"]).to(parameter.dtype))
-
-    def _direction(self, parameter: Parameter, group: dict[str, Any]) -> Tensor:
-        beta1, beta2 = group["betas"]
-        momentum, variance = self.state[parameter]["exp_avg"], self.state[parameter]["exp_avg_sq"]
         known = group["frozen_at"] or group["step"]
-        deviation = (variance / (1 - beta2**known)).sqrt_()
-        direction = momentum / (1 - beta1 ** group["step"]) / (deviation + group["eps"])
-        if self.compressed:
-            direction = self._bounded(direction, parameter, group).masked_fill_(variance == 0, 0.0)
-        return direction
+        rule = kernels.AdamRule(
+            rate=group["lr"],
+            decay=1 - group["lr"] * group["weight_decay"],
+            first=1 - beta1 ** group["step"],
+            second=1 - beta2**known,
+            eps=group["eps"],
+            bound=self._bound(parameter, group) if self.compressed else math.inf,
+            still=self.compressed,
+        )
+        kernels.adam_step(parameter, momentum, variance, rule)
 
-    def _bounded(self, direction: Tensor, parameter: Parameter, group: dict[str, Any]) -> Tensor:
+    def _bound(self, parameter: Parameter, group: dict[str, Any]) -> float:
+        """How far, in learning rates, a compressed step may move an entry."""
         beta1, beta2 = group["betas"]
-        bound = max(1.0, (1 - beta1) / math.sqrt(1 - beta2))
-        return direction.clamp_(-bound, bound)
+        return max(1.0, (1 - beta1) / math.sqrt(1 - beta2))
 
     def attach(self, corrected: dict[Parameter, float], *, alone: bool) -> None:
         if corrected:

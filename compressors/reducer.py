@@ -78,6 +78,8 @@ class Reducer:
         stage: Callable[[], Stage],
     ) -> None:
         self.channels: list[Channel] = [_open_channel(bucket, bucket.compressor, wire) for bucket in buckets]
+        for channel in self.channels:
+            channel.runs_at_once = True
         self.steps = 0
         """Exchanges completed; skipped steps do not count."""
         self.skipped = False

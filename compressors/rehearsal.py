@@ -162,7 +162,9 @@ class _Echo(Wire):
     def _all_to_all(self, parts: Sequence[Tensor], name: str) -> Pending:
         self._record(Kind.ALL_TO_ALL, name)
         own = self._own.setdefault(name, deque(maxlen=_DIFFERENT))
-        own.append(parts[self.rank])
+        start = time.perf_counter()
+        own.append(parts[self.rank].clone())  # its memory may be used again in the next step
+        self.seconds += time.perf_counter() - start
         came = [own[rank % len(own)] for rank in range(self.ranks)]
         lengths = torch.tensor([part.numel() for part in came], dtype=torch.int32)
         return _Answer(self, came[0].device, lambda: (torch.cat(came), lengths))

@@ -26,7 +26,8 @@ class OneBitChannel(CodecChannel):
     def __init__(self, bucket: Bucket, codec: OneBit, wire: Wire) -> None:
         super().__init__(bucket, codec, wire)
         self._onebit = codec
-        self._payloads: list[Tensor] = []
+        self._outgoing: list[Tensor] | None = None
+        self._merged: list[Tensor] | None = None
 
     def _new_residual(self, slices: Sequence[Frame]) -> SignResidual:
         return SignResidual(tuple(size for piece in slices for size in piece.sizes), self.bucket.device)
@@ -40,12 +41,14 @@ class OneBitChannel(CodecChannel):
         self._dense_stage = False
         self._values = self.residual.draft
         slices = self.bucket.frame(0, self.wire.ranks, self.wire.rank).slices()
-        self._payloads, fields = self._new_payloads(slices)
+        if self._outgoing is None:
+            self._outgoing = self._new_payloads(slices)
+        fields = [_fields(each, piece) for each, piece in zip(self._outgoing, slices, strict=True)]
         bits = [signs for _, signs in fields]
         sums, finite = self.bucket.read_signs(slices, inverse_scale, self.residual, stage.outgoing, bits)
         scales = kernels.means(sums, tuple(size for piece in slices for size in piece.sizes))
         for (header, _), part in zip(fields, scales.split([len(piece.sizes) for piece in slices]), strict=True):
-            header.copy_(part)
+            header.copy_(part.view(torch.uint8))
         self.residual.draft_sent = scales
         return finite
 
@@ -54,20 +57,27 @@ class OneBitChannel(CodecChannel):
         return super().alone()
 
     def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
-        payloads, self._payloads = self._payloads, []
-        return payloads
+        assert self._outgoing is not None, "load() comes first"
+        return self._outgoing
 
     def _merge(self, parts: list[Tensor], own: Frame) -> Tensor:
         assert self.owed is not None
-        (payload,), ((header, bits),) = self._new_payloads([own])
+        if self._merged is None:
+            self._merged = self._new_payloads([own])
+        header, bits = _fields(self._merged[0], own)
         coming = [self._onebit.fields(part, own) for part in parts]
         where = (self.owed.before, self.owed.sent, own.sizes, self.owed.draft, bits)
         self.owed.draft_sent = kernels.means(kernels.merge_signs(coming, *where), own.sizes)
-        header.copy_(self.owed.draft_sent)
-        return payload
+        header.copy_(self.owed.draft_sent.view(torch.uint8))
+        return self._merged[0]
 
-    def _new_payloads(self, slices: Sequence[Frame]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-        """A payload for each of `slices`, and where its scales and bits are to be written."""
+    def _new_payloads(self, slices: Sequence[Frame]) -> list[Tensor]:
+        """Payloads of `slices`, one after the other in memory; they are used again in each step."""
         sizes = [self._onebit.nbytes(piece) for piece in slices]
-        payloads = [torch.empty(size, dtype=torch.uint8, device=self.bucket.device) for size in sizes]
-        return payloads, [self._onebit.fields(each, piece) for each, piece in zip(payloads, slices, strict=True)]
+        return list(torch.empty(sum(sizes), dtype=torch.uint8, device=self.bucket.device).split(sizes))
+
+
+def _fields(payload: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+    """Where in `payload` the bytes of the scales are to be written, and the bits."""
+    begin = 4 * len(frame.sizes)
+    return payload[:begin], payload[begin:]

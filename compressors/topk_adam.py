@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Parameter
 
+from compressors import kernels
 from compressors.onebit_adam import OneBitAdam
 
 
@@ -52,8 +54,7 @@ class TopKAdam(OneBitAdam):
     def weights(self, parameter: Parameter) -> Tensor | None:
         group = next(group for group in self.param_groups if any(other is parameter for other in group["params"]))
         variance = self._state_of(parameter)["exp_avg_sq"]
-        weights = 1 / ((variance / (1 - group["betas"][1] ** group["frozen_at"])).sqrt_() + group["eps"])
-        return weights.masked_fill_(variance == 0, 0.0).float()
+        return kernels.adam_weights(variance, 1 - group["betas"][1] ** group["frozen_at"], group["eps"])
 
-    def _bounded(self, direction: Tensor, parameter: Parameter, group: dict[str, Any]) -> Tensor:
-        return direction if parameter in self.corrected else super()._bounded(direction, parameter, group)
+    def _bound(self, parameter: Parameter, group: dict[str, Any]) -> float:
+        return math.inf if parameter in self.corrected else super()._bound(parameter, group)

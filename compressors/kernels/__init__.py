@@ -1,8 +1,9 @@
 """Loops over gradient memory: one compiled pass each on CPUs and CUDA devices, torch operations elsewhere.
 
-All tensors are flat and contiguous. All paths give the same bits, but for sums of magnitudes, which each adds in an
-order of its own, and what is rounded from them. On CPUs numbers come back as Python's; elsewhere they stay on the
-device, and nothing waits for it. The loops on CPUs are single-threaded: ranks usually share a machine's cores.
+All tensors are flat and contiguous, if nothing else is said. All paths give the same bits, but for sums of magnitudes,
+which each adds in an order of its own, for square roots, and for what is rounded from them. On CPUs numbers come back
+as Python's; elsewhere they stay on the device, and nothing waits for it. The loops on CPUs are single-threaded: ranks
+usually share a machine's cores.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from torch import Tensor
 
 from compressors.kernels import cpu, eager
 from compressors.kernels.layout import BLOCK, blocks_in, table
+from compressors.kernels.rules import AdamRule
 
 __all__ = [
     "BLOCK",
+    "AdamRule",
     "Finite",
     "Sums",
+    "adam_step",
+    "adam_weights",
     "add_scaled",
     "add_signs",
     "all_finite",
@@ -198,6 +203,16 @@ def dequantise(
 ) -> None:
     """Write the values of `quantise`, times `factor`, to float32 `out`, or add them to it."""
     _path(out).dequantise(multiples, scales, sizes, factor, out, add=add)
+
+
+def adam_step(parameter: Tensor, momentum: Tensor, variance: Tensor, rule: AdamRule) -> None:
+    """Move `parameter` as `rule` has it; tensors of one shape, which may be any."""
+    _path(parameter).adam_step(parameter, momentum, variance, rule)
+
+
+def adam_weights(variance: Tensor, correction: float, eps: float) -> Tensor:
+    """``1 / (sqrt(variance / correction) + eps)`` as float32, 0 where the variance is; of any shape."""
+    return _path(variance).adam_weights(variance, correction, eps)
 
 
 def _path(values: Tensor) -> ModuleType:

@@ -15,6 +15,8 @@ from numba.extending import intrinsic
 
 compiled = numba.njit(cache=True, nogil=True)
 reordered = numba.njit(cache=True, nogil=True, fastmath={"reassoc"})
+dividing = numba.njit(cache=True, nogil=True, error_model="numpy")
+"""For quotients: where a divisor is 0 they are infinite, or NaN, as torch's are; the check would not vectorise."""
 CHUNK = 4096
 """Elements that a loop takes at a time, so that they are in the cache for the next."""
 

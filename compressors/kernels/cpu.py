@@ -15,6 +15,8 @@ from torch import Tensor
 
 from compressors.kernels import eager
 from compressors.kernels.compiled import CHUNK, compiled, positive, reordered
+from compressors.kernels.cpu_adam import adam_step as adam_step
+from compressors.kernels.cpu_adam import adam_weights as adam_weights
 from compressors.kernels.cpu_topk import top_k as top_k
 from compressors.kernels.layout import BLOCK, blocks_in
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from compressors.kernels import layout
+from compressors.kernels.rules import AdamRule
 
 LOW_WORD = 0xFFFFFFFF
 
@@ -148,3 +149,16 @@ def _signed(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], numel: int) ->
 def _shifts(device: torch.device) -> Tensor:
     """By how many bits each of a byte's eight signs is shifted."""
     return torch.arange(7, -1, -1, dtype=torch.uint8, device=device)
+
+
+def adam_step(parameter: Tensor, momentum: Tensor, variance: Tensor, rule: AdamRule) -> None:
+    direction = (momentum / rule.first).div_((variance / rule.second).sqrt_().add_(rule.eps))
+    direction.clamp_(-rule.bound, rule.bound)
+    if rule.still:
+        direction.masked_fill_(variance == 0, 0.0)
+    parameter.mul_(rule.decay).sub_(direction.mul_(rule.rate).to(parameter.dtype))
+
+
+def adam_weights(variance: Tensor, correction: float, eps: float) -> Tensor:
+    weights = (variance / correction).sqrt_().add_(eps).reciprocal_()
+    return weights.masked_fill_(variance == 0, 0.0).float()

@@ -22,6 +22,8 @@ from compressors.kernels.launching import launch
 _BLOCK = 2048  # elements of a program
 _CHUNK = 1024  # partial sums that are added at once
 
+adam_step = eager.adam_step
+adam_weights = eager.adam_weights
 all_finite = eager.all_finite
 gather = eager.gather
 

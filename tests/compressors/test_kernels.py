@@ -174,3 +174,72 @@ def test_draws_are_even_and_differ_by_seed():
         assert float(draws.var()) == pytest.approx(1 / 12, abs=0.002)
         assert abs(float(torch.corrcoef(torch.stack([draws[1:], draws[:-1]]))[0, 1])) < 0.02
     assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.02
+
+
+def _rule(bound: float, *, still: bool) -> kernels.AdamRule:
+    return kernels.AdamRule(rate=0.01, decay=0.999, first=0.9, second=0.05, eps=1e-8, bound=bound, still=still)
+
+
+def _moments(shape, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    parameter, momentum, root = (torch.randn(shape, generator=generator, dtype=dtype) for _ in range(3))
+    variance = root**2
+    variance[::3] = 0
+    return parameter, momentum, variance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("bound", "still"), [(math.inf, False), (1.5, True), (math.inf, True)])
+@pytest.mark.parametrize("shape", [(0,), (1,), (1003,), (17, 31)])
+def test_adam_step_is_the_one_of_torch(shape, dtype, bound, still):
+    parameter, momentum, variance = _moments(shape, dtype)
+    expected, before = parameter.clone(), momentum.clone()
+    eager.adam_step(expected, momentum, variance, _rule(bound, still=still))
+    kernels.adam_step(parameter, momentum, variance, _rule(bound, still=still))
+    assert torch.allclose(parameter, expected, rtol=1e-6, atol=1e-7)
+    assert torch.equal(momentum, before)
+
+
+def test_adam_step_is_the_formula(path):
+    parameter = torch.tensor([1.0, 1.0, 1.0, 1.0])
+    momentum, variance = torch.tensor([0.9, -90.0, 0.9, 0.0]), torch.tensor([0.05, 0.05, 0.0, 0.2])
+    kernels.adam_step(parameter, momentum, variance, _rule(2.0, still=True))
+    assert parameter.tolist() == pytest.approx([0.999 - 0.01, 0.999 + 0.02, 0.999, 0.999])
+
+
+def test_adam_step_spreads_what_is_not_a_number(path):
+    parameter = torch.zeros(5)
+    momentum = torch.tensor([0.0, math.nan, 0.0, math.inf, 1.0])
+    kernels.adam_step(parameter, momentum, torch.ones(5), _rule(1.0, still=True))
+    assert parameter.isnan().tolist() == [False, True, False, False, False]
+
+
+def test_adam_step_takes_what_loops_cannot(path):
+    parameter, momentum, variance = _moments((40, 30))
+    expected = parameter.clone()
+    kernels.adam_step(expected, momentum, variance, _rule(1.5, still=True))
+    apart = [each.t().contiguous().t() for each in (parameter, momentum, variance)]
+    kernels.adam_step(*apart, _rule(1.5, still=True))
+    assert torch.allclose(apart[0], expected, rtol=1e-6, atol=1e-7)
+    half = parameter.bfloat16()
+    kernels.adam_step(half, momentum, variance, _rule(1.5, still=True))
+    assert torch.allclose(half.float(), expected, rtol=0.02, atol=0.02)
+
+
+def test_autograd_notices_an_adam_step():
+    parameter = torch.nn.Parameter(torch.ones(9))
+    loss = (parameter**2).sum()
+    with torch.no_grad():
+        kernels.adam_step(parameter, torch.ones(9), torch.ones(9), _rule(1.0, still=False))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(0,), (1003,), (17, 31)])
+def test_adam_weights_are_those_of_torch(shape, dtype):
+    variance = _moments(shape, dtype)[2]
+    weights = kernels.adam_weights(variance, 0.05, 1e-8)
+    assert weights.dtype == torch.float32
+    assert torch.allclose(weights, eager.adam_weights(variance, 0.05, 1e-8), rtol=1e-6)
+    assert torch.equal(weights == 0, variance == 0)
