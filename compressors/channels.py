@@ -244,7 +244,7 @@ class CooperativeChannel(Channel):
         return super().load(inverse_scale, stage)
 
     def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
-        if frame.step < self._cooperative.dense_steps:
+        if self._cooperative.starts_dense(frame.step):
             return (yield from self._dense(values))
         shapes = {name: parameter.shape for name, parameter in self.bucket.parameters}
         rounds = self._cooperative.rounds(values, shapes, frame, self._draft)

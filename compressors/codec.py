@@ -114,6 +114,10 @@ class Compressor:
         """The type of the flat values in which gradients of `dtype` are exchanged."""
         return torch.float32
 
+    def starts_dense(self, step: int) -> bool:
+        """Whether in step `step` nothing is compressed, or remembered, as the schedule has not come to it yet."""
+        return False
+
     def settings(self) -> dict[str, Any]:
         """Everything on which ranks must agree, as JSON values."""
         return {"compressor": type(self).__name__, **{name: value for name, value in sorted(vars(self).items())}}
@@ -186,6 +190,9 @@ class Cooperative(Compressor, ABC):
     error_feedback = True
     dense_steps: int = 0
     """Steps at the start in which float32 sums travel instead."""
+
+    def starts_dense(self, step: int) -> bool:
+        return step < self.dense_steps
 
     @abstractmethod
     def rounds(

@@ -103,6 +103,10 @@ class Wire:
         own = next(found for found, group in zip(sets, groups, strict=True) if hvd.rank() in group)
         return Wire(own, f"{self._prefix}.{name}", self._ledger, between=between)
 
+    def apart(self, name: str) -> Wire:
+        """A wire of the same ranks on which the same names stand for other operations."""
+        return Wire(self._set, f"{self._prefix}.{name}", self._ledger, between=self._between)
+
     def all_reduce(self, tensor: Tensor, name: str, *, average: bool = False) -> Pending:
         """Sum (or average) `tensor` over ranks, in place. int32, int64, float16, float32 or float64."""
         self._sent(ring_all_reduce_bytes(tensor.nbytes, self.ranks))

@@ -97,6 +97,9 @@ class Hierarchical(Compressor):
             "nodes": self.nodes,
         }
 
+    def starts_dense(self, step: int) -> bool:
+        return self.outer.starts_dense(step)
+
     def nodes_of(self, wire: Wire) -> list[list[int]]:
         """The ranks of `wire`, as Horovod numbers them, on each node. Raises ValueError if that cannot be."""
         nodes = self.nodes if self.nodes is not None else wire.nodes

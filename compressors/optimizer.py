@@ -13,6 +13,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import horovod
@@ -23,6 +24,12 @@ from torch.nn import Parameter
 
 from compressors import state
 from compressors.agreement import agree
+from compressors.arguments import (
+    check_compression,
+    check_dense_start,
+    check_parameters,
+    check_warm_up,
+)
 from compressors.buckets import BUCKET_BYTES, chosen_for, make_buckets
 from compressors.channels import Stage
 from compressors.codec import Compressor
@@ -52,6 +59,7 @@ def DistributedOptimizer(  # noqa: N802
     process_set: Any = hvd.global_process_set,
     *,
     scaler: Any = None,
+    warm_up: Compressor | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     min_numel: int = 1024,
 ) -> Any:
@@ -70,6 +78,9 @@ def DistributedOptimizer(  # noqa: N802
     `op`: ``hvd.Average`` or ``hvd.Sum``.
     `scaler`: the ``GradScaler`` that scales the loss, or a function that gives the scale; needed with loss scaling,
     as gradients are encoded, and residuals kept, unscaled.
+    `warm_up`: what carries gradients that `compression` leaves dense at the start, in the place of float32: ``FP16()``,
+    ``BF16()`` or ``QSGD()``, whose rounding is forgotten. For the dense stage of `OneBitAdam` and `TopKAdam`, and the
+    `dense_steps` of `PowerSGD` and `TopK` (without momentum).
     `bucket_bytes`: float32 bytes of gradients that travel as one.
     `min_numel`: parameters with fewer elements, or fewer than two dimensions, travel densely, unless the compressor
     is no more than a change of precision.
@@ -84,6 +95,7 @@ def DistributedOptimizer(  # noqa: N802
         )
     compression = compression or NoCompression()
     _check_arguments(compression, op, gradient_predivide_factor, num_groups, groups)
+    check_warm_up(warm_up)
     named = list(named_parameters) if named_parameters is not None else None
     wrapped = hvd.DistributedOptimizer(
         optimizer,
@@ -93,25 +105,18 @@ def DistributedOptimizer(  # noqa: N802
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
-    _install(wrapped, named, compression, _loss_scale(scaler), bucket_bytes, min_numel)
+    _install(wrapped, named, compression, warm_up, _loss_scale(scaler), bucket_bytes, min_numel)
     return wrapped
 
 
 def _check_arguments(compression: Any, op: int, predivide: float, num_groups: int, groups: Any) -> None:
-    _check_compression(compression)
+    check_compression(compression)
     if op not in (hvd.Average, hvd.Sum):
         raise ValueError("op must be hvd.Average or hvd.Sum: Adasum combines gradients that must not be compressed")
     if predivide != 1.0:
         raise ValueError("gradient_predivide_factor is not supported: compressors prescale where it is needed")
     if num_groups or groups is not None:
         raise ValueError("groups are not supported: gradients travel in buckets; leave num_groups and groups out")
-
-
-def _check_compression(compression: Any) -> None:
-    if not isinstance(compression, Compressor):
-        raise ValueError(
-            f"compression={compression!r} is not a compressor of this package; choose one by compressors.get(name)"
-        )
 
 
 def _loss_scale(scaler: Any) -> Callable[[], float]:
@@ -124,6 +129,7 @@ def _install(
     wrapped: Any,
     named: Sequence[tuple[str, Parameter]] | None,
     compression: Compressor,
+    warm_up: Any,
     scale: Callable[[], float],
     bucket_bytes: int,
     min_numel: int,
@@ -144,16 +150,19 @@ def _install(
     wires: dict[str, Wire] = {}
 
     def reducer_of(compression: Compressor) -> Reducer:
-        agree(_settings(wrapped, trained, compression, average, bucket_bytes, min_numel), wire)
+        agree(_settings(wrapped, trained, compression, warm_up, average, bucket_bytes, min_numel), wire)
         buckets = make_buckets(trained, chosen_for(compression, min_numel), bucket_bytes)
         # Names of its own for each compressor: Horovod's cache knows an operation by name, type and shape, and would
         # take an all-to-all for the all-gather that had its name before.
         own = wires.setdefault(
             repr(compression.settings()), Wire(wrapped.process_set, f"{prefix}.{len(wires)}", ledger)
         )
-        return Reducer(buckets, own, ledger, average=average, scale=scale, stage=lambda: _stage(wrapped, share))
+        stage = partial(_stage, wrapped, share)
+        return Reducer(buckets, own, ledger, average=average, scale=scale, stage=stage, warm_up=warm_up)
 
     reducer = reducer_of(compression)
+    if warm_up is not None:
+        check_dense_start(wrapped, [channel.bucket.compressor for channel in reducer.channels])
     if isinstance(wrapped, MomentumOptimizer):
         wrapped.attach(_corrected(reducer), alone=wire.ranks == 1)
     known = {parameter for _, parameter in trained}
@@ -172,7 +181,7 @@ def _install(
         return result, None
 
     def synchronize(self: Any) -> None:
-        _check_parameters(self, known)
+        check_parameters(self, known)
         if wire.resized:
             raise RuntimeError(
                 f"the process set no longer has {wire.ranks} ranks: wrap the optimizer anew and load all ranks' states"
@@ -235,7 +244,7 @@ def _install(
             raise ValueError(f"{inner.__name__} keeps the compressor that it began with")
         if reducer.under_way:
             raise RuntimeError("set_compression() while gradients are under way: call synchronize() or step() first")
-        _check_compression(compression)
+        check_compression(compression)
         steps, reducer = reducer.steps, reducer_of(compression)
         reducer.steps = steps
 
@@ -299,6 +308,7 @@ def _settings(
     wrapped: Any,
     trained: Sequence[tuple[str, Parameter]],
     compression: Compressor,
+    warm_up: Compressor | None,
     average: bool,
     bucket_bytes: int,
     min_numel: int,
@@ -309,22 +319,11 @@ def _settings(
         "bucket_bytes": bucket_bytes,
         "min_numel": min_numel,
         "compression": compression.settings(),
+        "warm_up": warm_up.settings() if warm_up else {},
         "parameters": [
             {"name": name, "shape": list(parameter.shape), "dtype": str(parameter.dtype)} for name, parameter in trained
         ],
     }
-
-
-def _check_parameters(wrapped: Any, known: set[Parameter]) -> None:
-    """Horovod would silently leave the gradients of such parameters different on every rank."""
-    for index, group in enumerate(wrapped.param_groups):
-        for position, parameter in enumerate(group["params"]):
-            if parameter.requires_grad and parameter not in known:
-                name = wrapped._parameter_names.get(parameter, f"number {position} of group {index}")
-                raise ValueError(
-                    f"parameter {name} was unfrozen or added after wrapping and would not be reduced; "
-                    "call compressors.DistributedOptimizer again on the optimizer that holds it"
-                )
 
 
 def _densified(wrapped: Any, parameter: Parameter, reducer: Reducer) -> torch.Tensor:

@@ -6,6 +6,7 @@ is remembered changes, and all gradients become NaN, which clipping and loss sca
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 
@@ -43,6 +44,13 @@ def _open_channel(bucket: Bucket, compressor: Compressor, wire: Wire) -> Channel
     return CooperativeChannel(bucket, compressor, wire)
 
 
+def _open_warm_up(bucket: Bucket, warm_up: Codec, wire: Wire) -> Channel:
+    """The channel that has `warm_up` in the place of the bucket's compressor."""
+    former = bucket.compressor
+    own = Hierarchical(former.inner, warm_up, former.nodes) if isinstance(former, Hierarchical) else warm_up
+    return _open_channel(dataclasses.replace(bucket, compressor=own), own, wire)
+
+
 class _Task:
     """An exchange under way in one channel."""
 
@@ -64,7 +72,8 @@ class Reducer:
     """Sums (or averages) gradients over the ranks of `wire`, bucket by bucket, as they get ready.
 
     `scale` gives the factor by which gradients are multiplied (the loss scale), `stage` what is to be exchanged; both
-    are asked at the first gradient of a step.
+    are asked at the first gradient of a step. `warm_up`, which remembers nothing, carries what is not to be compressed
+    yet in the place of float32.
     """
 
     def __init__(
@@ -76,9 +85,15 @@ class Reducer:
         average: bool,
         scale: Callable[[], float],
         stage: Callable[[], Stage],
+        warm_up: Codec | None = None,
     ) -> None:
         self.channels: list[Channel] = [_open_channel(bucket, bucket.compressor, wire) for bucket in buckets]
-        for channel in self.channels:
+        self._warm_ups: dict[Channel, Channel] = {}
+        if warm_up is not None:
+            apart = wire.apart("warm_up")
+            lossy = [channel for channel in self.channels if channel.bucket.compressor.skips_small]
+            self._warm_ups = {channel: _open_warm_up(channel.bucket, warm_up, apart) for channel in lossy}
+        for channel in (*self.channels, *self._warm_ups.values()):
             channel.runs_at_once = True
         self.steps = 0
         """Exchanges completed; skipped steps do not count."""
@@ -187,8 +202,12 @@ class Reducer:
         return True
 
     def _launch(self, channel: Channel) -> None:
+        warm_up = self._warm_ups.get(channel)
+        stage = self._stage
+        if warm_up is not None and (stage.dense or channel.bucket.compressor.starts_dense(self.steps)):
+            channel, stage = warm_up, dataclasses.replace(stage, dense=False)
         with self._ledger.timed("encode"):
-            self._finite.append(channel.load(1.0 / self._scale_of(channel), self._stage))
+            self._finite.append(channel.load(1.0 / self._scale_of(channel), stage))
             self._tasks.append(task := _Task(channel, channel.run(self.steps)))
         if channel.goes_on:
             self._chains.append(task)

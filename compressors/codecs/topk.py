@@ -86,6 +86,9 @@ class TopK(Codec):
             return self.density
         return self.density ** (done / (self.ramp_steps + 1))
 
+    def starts_dense(self, step: int) -> bool:
+        return step < self.dense_steps and not self.momentum  # which is made in dense steps, too
+
     def kept(self, frame: Frame) -> int:
         """Entries kept of `frame`: at least one, unless it is empty."""
         return min(frame.numel, max(1, math.ceil(self.density_at(frame.step) * frame.numel)))

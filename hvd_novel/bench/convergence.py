@@ -39,6 +39,16 @@ class Scheme:
     explanation: str
 
 
+_ONEBIT = ("compression.name=onebit", "optimizer.name=onebit-adam")
+_TOPK = (
+    "compression.name=topk",
+    "compression.density=0.01",
+    "compression.momentum={beta1}",
+    "optimizer.name=topk-adam",
+)
+_FREEZE = "optimizer.freeze_step={warm_up}"
+_INT8_START = "compression.warm_up=int8"
+
 SCHEMES = {
     DENSE: Scheme((), "dense AdamW"),
     "fp16": Scheme(("compression.name=fp16",), "AdamW, fp16"),
@@ -57,20 +67,13 @@ SCHEMES = {
         ),
         "AdamW, PowerSGD of rank 8, 15 % dense, embeddings int8",
     ),
-    "onebit-adam": Scheme(
-        ("compression.name=onebit", "optimizer.name=onebit-adam", "optimizer.freeze_step={warm_up}"),
-        "OneBitAdam, 15 % dense",
+    "onebit-adam": Scheme((*_ONEBIT, _FREEZE), "OneBitAdam, 15 % dense"),
+    "onebit-adam-int8": Scheme((*_ONEBIT, _FREEZE, _INT8_START), "OneBitAdam, 15 % int8"),
+    "onebit-adam-free": Scheme(
+        (*_ONEBIT, "optimizer.freeze_step=null", _INT8_START), "OneBitAdam, int8 until the variance is stable"
     ),
-    "topk-adam": Scheme(
-        (
-            "compression.name=topk",
-            "compression.density=0.01",
-            "compression.momentum={beta1}",
-            "optimizer.name=topk-adam",
-            "optimizer.freeze_step={warm_up}",
-        ),
-        "TopKAdam, 1 %, 15 % dense",
-    ),
+    "topk-adam": Scheme((*_TOPK, _FREEZE), "TopKAdam, 1 %, 15 % dense"),
+    "topk-adam-int8": Scheme((*_TOPK, _FREEZE, _INT8_START), "TopKAdam, 1 %, 15 % int8"),
     "topk": Scheme(
         (
             "compression.name=topk",

@@ -201,6 +201,9 @@ class CompressionConfig(Section):
 
     `auto` measures network and coding at the start and takes the fastest of none, fp16 and int8.
     """
+    warm_up: Literal["fp16", "bf16", "int8"] | None = None
+    """What carries gradients while they are not compressed yet (the dense stage of onebit-adam and topk-adam,
+    `dense_steps` of powersgd and topk); null for float32."""
     recheck_every: NonNegative | None = None
     """With `auto`: steps between reconsiderations; 0 for none, null for 1000."""
 

@@ -10,6 +10,8 @@ import torch
 import compressors
 from hvd_novel.config import CompressionConfig, OptimizerConfig, ScheduleConfig
 
+_OURS = ("recheck_every", "warm_up")  # keys of a compression section that are no options of a compressor
+
 
 def parameter_groups(model: torch.nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Three groups with their own weight decay: matrices, embeddings, and norms with biases.
@@ -51,13 +53,19 @@ def first_compressor(config: CompressionConfig) -> compressors.Compressor:
     return compressors.get("none" if config.name == "auto" else config.name, **config.options)
 
 
+def warm_up_compressor(config: CompressionConfig) -> compressors.Compressor | None:
+    """What carries gradients before compression begins; None for float32."""
+    return None if config.warm_up is None else compressors.get(config.warm_up)
+
+
 def compression_problems(section: Any) -> list[tuple[str, str]]:
     """What is wrong with a raw compression section, as (key, problem) pairs."""
     if not isinstance(section, dict):
         return []
-    options = {"name": "none"} | {key: value for key, value in section.items() if key != "recheck_every"}
-    if options["name"] == "auto":
-        return [(key, "auto takes no option but recheck_every") for key in options if key != "name"]
+    if section.get("name") == "auto":
+        others = [key for key in section if key not in ("name", "recheck_every")]
+        return [(key, "auto takes no option but recheck_every") for key in others]
+    options = {"name": "none"} | {key: value for key, value in section.items() if key not in _OURS}
     try:
         compressors.get(**options)
     except (ValueError, TypeError) as error:

@@ -33,7 +33,7 @@ from hvd_novel.sharding.stealing import Claims
 from hvd_novel.train.auto import Auto, forecast
 from hvd_novel.train.budget import MemoryBudget, agree, largest_pack
 from hvd_novel.train.callbacks import Evaluate, Sample, Save, sample_problems
-from hvd_novel.train.optim import compression_problems, first_compressor, make_optimizer
+from hvd_novel.train.optim import compression_problems, first_compressor, make_optimizer, warm_up_compressor
 from hvd_novel.train.run_folder import RunFolder
 from hvd_novel.train.trainer import Trainer
 from hvd_novel.train.workload import Workload
@@ -71,6 +71,7 @@ def train(config: Config, console: Console) -> bool:
         make_optimizer(model, config.optimizer),
         named_parameters=model.named_parameters(),
         compression=first_compressor(config.compression),
+        warm_up=warm_up_compressor(config.compression),
         scaler=scaler,
     )
     train_split = store.split("train")

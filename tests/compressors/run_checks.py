@@ -28,6 +28,7 @@ MODULES = {
         "onebit_adam",
         "correction",
         "hierarchy",
+        "warm_up",
     ),
     "gloo": ("exchange", "failures", "states", "hierarchy"),  # what depends on who carries the messages
 }
