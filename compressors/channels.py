@@ -161,6 +161,7 @@ class CodecChannel(Channel):
         super().__init__(bucket, codec, wire)
         self.codec = codec
         self._pattern: Pattern | None = None
+        self._rooms: dict[int, list[Tensor]] = {}
 
     def _room(self, dtype: torch.dtype) -> Tensor:
         frame = self.bucket.frame(0, self.wire.ranks, self.wire.rank)
@@ -224,11 +225,21 @@ class CodecChannel(Channel):
 
     def _encode(self, values: Tensor, frame: Frame) -> Tensor:
         if self.residual is None:
-            return self.codec.encode(values, frame)
+            return self.codec.encode_in(values, frame, *self._payloads([frame]))
         return self.codec.encode_error(values, frame)
 
     def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
-        return self.codec.encode_slices(values, frame)
+        rooms = self._payloads(frame.slices()) if self.residual is None else []
+        return self.codec.encode_slices(values, frame, rooms)
+
+    def _payloads(self, frames: Sequence[Frame]) -> list[Tensor]:
+        """Room for the payloads of `frames`, all of one phase, one after the other in memory; the same in each step."""
+        sizes = [self.codec.nbytes(frame) for frame in frames]
+        kept = self._rooms.get(frames[0].phase, [])
+        if [room.numel() for room in kept] != sizes:
+            whole = torch.empty(sum(sizes), dtype=torch.uint8, device=self.bucket.device)
+            kept = self._rooms[frames[0].phase] = list(whole.split(sizes))
+        return kept
 
 
 class CooperativeChannel(Channel):

@@ -149,6 +149,10 @@ class Codec(Compressor, ABC):
     def nbytes(self, frame: Frame) -> int:
         """Bytes of the payload of `frame`; depends on nothing else."""
 
+    def encode_in(self, values: Tensor, frame: Frame, room: Tensor) -> Tensor:
+        """As `encode`; the payload may lie in `room`, uint8 [``nbytes(frame)``], which is lent for that."""
+        return self.encode(values, frame)
+
     def encode_error(self, values: Tensor, frame: Frame) -> Tensor:
         """The payload of `values`, in which is left what it misses: values - decode(payload)."""
         payload = self.encode(values, frame)
@@ -172,16 +176,17 @@ class Codec(Compressor, ABC):
         """Add what `payload` stands for to `total`."""
         total.add_(self.decode(payload, frame))
 
-    def encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
-        """The payload of each of `frame.slices()`, for its owner.
+    def encode_slices(self, values: Tensor, frame: Frame, rooms: Sequence[Tensor]) -> list[Tensor]:
+        """The payload of each of `frame.slices()`, for its owner; it may lie in its part of `rooms` (see `encode_in`).
 
         Leaves in `values`, with error feedback, what they miss; else anything. A codec that divides a budget over the
         whole bucket overrides this; lengths may then differ from `nbytes`.
         """
         slices = frame.slices()
         parts = values.split([part.numel for part in slices])
-        encode = self.encode_error if self.error_feedback else self.encode
-        return [encode(part, piece) for part, piece in zip(parts, slices, strict=True)]
+        if self.error_feedback:
+            return [self.encode_error(part, piece) for part, piece in zip(parts, slices, strict=True)]
+        return [self.encode_in(*each) for each in zip(parts, slices, rooms, strict=True)]
 
 
 class Cooperative(Compressor, ABC):

@@ -50,7 +50,7 @@ class TopKChannel(CodecChannel):
         return self._topk.encode_error(values, frame, self._choose(values, frame))
 
     def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
-        return self._topk.encode_slices(values, frame, self._choose(values, frame))
+        return self._topk.encode_slices(values, frame, [], self._choose(values, frame))
 
     def _choose(self, values: Tensor, frame: Frame) -> Tensor:
         weights = self._weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -26,8 +27,6 @@ class OneBitChannel(CodecChannel):
     def __init__(self, bucket: Bucket, codec: OneBit, wire: Wire) -> None:
         super().__init__(bucket, codec, wire)
         self._onebit = codec
-        self._outgoing: list[Tensor] | None = None
-        self._merged: list[Tensor] | None = None
 
     def _new_residual(self, slices: Sequence[Frame]) -> SignResidual:
         return SignResidual(tuple(size for piece in slices for size in piece.sizes), self.bucket.device)
@@ -41,9 +40,7 @@ class OneBitChannel(CodecChannel):
         self._dense_stage = False
         self._values = self.residual.draft
         slices = self.bucket.frame(0, self.wire.ranks, self.wire.rank).slices()
-        if self._outgoing is None:
-            self._outgoing = self._new_payloads(slices)
-        fields = [_fields(each, piece) for each, piece in zip(self._outgoing, slices, strict=True)]
+        fields = [_fields(each, piece) for each, piece in zip(self._payloads(slices), slices, strict=True)]
         bits = [signs for _, signs in fields]
         sums, finite = self.bucket.read_signs(slices, inverse_scale, self.residual, stage.outgoing, bits)
         scales = kernels.means(sums, tuple(size for piece in slices for size in piece.sizes))
@@ -57,24 +54,17 @@ class OneBitChannel(CodecChannel):
         return super().alone()
 
     def _encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
-        assert self._outgoing is not None, "load() comes first"
-        return self._outgoing
+        return self._payloads(frame.slices())  # in which load() wrote them
 
     def _merge(self, parts: list[Tensor], own: Frame) -> Tensor:
         assert self.owed is not None
-        if self._merged is None:
-            self._merged = self._new_payloads([own])
-        header, bits = _fields(self._merged[0], own)
+        (merged,) = self._payloads([dataclasses.replace(own, phase=1)])
+        header, bits = _fields(merged, own)
         coming = [self._onebit.fields(part, own) for part in parts]
         where = (self.owed.before, self.owed.sent, own.sizes, self.owed.draft, bits)
         self.owed.draft_sent = kernels.means(kernels.merge_signs(coming, *where), own.sizes)
         header.copy_(self.owed.draft_sent.view(torch.uint8))
-        return self._merged[0]
-
-    def _new_payloads(self, slices: Sequence[Frame]) -> list[Tensor]:
-        """Payloads of `slices`, one after the other in memory; they are used again in each step."""
-        sizes = [self._onebit.nbytes(piece) for piece in slices]
-        return list(torch.empty(sum(sizes), dtype=torch.uint8, device=self.bucket.device).split(sizes))
+        return merged
 
 
 def _fields(payload: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:

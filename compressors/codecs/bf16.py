@@ -22,9 +22,9 @@ class BF16(Codec):
     def encode(self, values: Tensor, frame: Frame) -> Tensor:
         return values.bfloat16().view(torch.uint8)
 
-    def encode_slices(self, values: Tensor, frame: Frame) -> list[Tensor]:
-        payload = self.encode(values, frame)
-        return list(payload.split([self.nbytes(piece) for piece in frame.slices()]))
+    def encode_in(self, values: Tensor, frame: Frame, room: Tensor) -> Tensor:
+        room.view(torch.bfloat16).copy_(values)
+        return room
 
     def decode(self, payload: Tensor, frame: Frame) -> Tensor:
         aligned = payload if payload.storage_offset() % 2 == 0 else payload.clone()

@@ -23,7 +23,10 @@ class FP16(Codec):
         return Pattern.ALL_REDUCE
 
     def encode(self, values: Tensor, frame: Frame) -> Tensor:
-        return torch.div(values, frame.ranks, out=torch.empty_like(values, dtype=torch.float16))
+        return self.encode_in(values, frame, torch.empty(self.nbytes(frame), dtype=torch.uint8, device=values.device))
+
+    def encode_in(self, values: Tensor, frame: Frame, room: Tensor) -> Tensor:
+        return torch.div(values, frame.ranks, out=room.view(torch.float16))
 
     def decode(self, payload: Tensor, frame: Frame) -> Tensor:
         return payload.float().mul_(frame.ranks)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from compressors import kernels
-from compressors.codec import Codec, Frame, Pattern, from_bytes, to_bytes
+from compressors.codec import Codec, Frame, Pattern, from_bytes
 
 
 class QSGD(Codec):
@@ -35,10 +35,15 @@ class QSGD(Codec):
         return Pattern.TWO_PHASE
 
     def encode(self, values: Tensor, frame: Frame) -> Tensor:
+        return self.encode_in(values, frame, torch.empty(self.nbytes(frame), dtype=torch.uint8, device=values.device))
+
+    def encode_in(self, values: Tensor, frame: Frame, room: Tensor) -> Tensor:
         # For error feedback the nearest level; else up with the probability of the remainder.
         seed = None if self.error_feedback else frame.seed(self.seed, shared=False)
-        multiples, scales = kernels.quantise(values, frame.sizes, self.levels, seed)
-        return to_bytes([scales, multiples])
+        header = self.nbytes(frame) - frame.numel
+        scales = kernels.quantise(values, frame.sizes, self.levels, seed, room[header:].view(torch.int8))
+        room[:header].copy_(scales.view(torch.uint8))
+        return room
 
     def decode(self, payload: Tensor, frame: Frame) -> Tensor:
         out = torch.empty(frame.numel, device=payload.device)

@@ -120,7 +120,9 @@ class TopK(Codec):
         indices = self.choose(values, frame) if chosen is None else chosen
         return self._pack(indices, *self._take(values, indices))
 
-    def encode_slices(self, values: Tensor, frame: Frame, chosen: Tensor | None = None) -> list[Tensor]:
+    def encode_slices(
+        self, values: Tensor, frame: Frame, rooms: Sequence[Tensor], chosen: Tensor | None = None
+    ) -> list[Tensor]:
         indices = self.choose(values, frame) if chosen is None else chosen
         coded, scale = self._take(values, indices)
         begins = list(itertools.accumulate((piece.numel for piece in frame.slices()), initial=0))

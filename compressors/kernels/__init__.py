@@ -188,14 +188,14 @@ def merge_signs(
     return path.magnitudes(out, sizes)
 
 
-def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None) -> tuple[Tensor, Tensor]:
-    """int8 multiples [elements] of the float32 size of a level in each block: (multiples, sizes of levels).
+def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None, out: Tensor) -> Tensor:
+    """Write int8 multiples of the size of a level in each block to `out`; returns these sizes, float32 [blocks].
 
     Blocks of `BLOCK` elements begin anew with each of the tensors, of `sizes`, in `values`; the largest magnitude in a
     block is `levels` levels. An element becomes the nearest level or, with a 63-bit `seed`, one of its two neighbours
     at random, so that the mean is exact. The same seed gives the same draws on every device.
     """
-    return _path(values).quantise(values, sizes, levels, seed)
+    return _path(values).quantise(values, sizes, levels, seed, out)
 
 
 def dequantise(

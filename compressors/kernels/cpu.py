@@ -106,14 +106,13 @@ def scatter_signs(bits: Tensor, scales: Tensor, outs: Sequence[Tensor]) -> None:
         place += out.numel()
 
 
-def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None) -> tuple[Tensor, Tensor]:
+def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None, out: Tensor) -> Tensor:
     scales = torch.empty(blocks_in(sizes))
-    multiples = torch.empty(values.numel(), dtype=torch.int8)
     low, high = (0, 0) if seed is None else (seed & 0xFFFFFFFF, seed >> 32)
     bounds = np.asarray(sizes, dtype=np.int64)
     key = (np.uint32(low), np.uint32(high))
-    _quantise(values.numpy(), bounds, np.float32(levels), seed is not None, *key, scales.numpy(), multiples.numpy())
-    return multiples, scales
+    _quantise(values.numpy(), bounds, np.float32(levels), seed is not None, *key, scales.numpy(), out.numpy())
+    return scales
 
 
 def dequantise(

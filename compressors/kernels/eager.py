@@ -96,7 +96,7 @@ def set_signs(bits: Tensor, scales: Tensor, sizes: tuple[int, ...], out: Tensor)
     out.copy_(_signed(bits, scales, sizes, out.numel()))
 
 
-def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None) -> tuple[Tensor, Tensor]:
+def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None, out: Tensor) -> Tensor:
     blocks = [
         pad(part.abs(), (0, -part.numel() % layout.BLOCK)).view(-1, layout.BLOCK) for part in _split(values, sizes)
     ]
@@ -105,7 +105,8 @@ def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | No
     scales = (largest / torch.full_like(largest, levels)).clamp_min_(torch.finfo(torch.float32).tiny)
     exact = values / per_element(scales, sizes)
     rounded = exact.round() if seed is None else (exact + draws(values, seed)).floor()
-    return rounded.clamp_(-levels, levels).to(torch.int8), scales
+    out.copy_(rounded.clamp_(-levels, levels))
+    return scales
 
 
 def dequantise(

@@ -83,14 +83,13 @@ def load_signs(
     return sums
 
 
-def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None) -> tuple[Tensor, Tensor]:
+def quantise(values: Tensor, sizes: tuple[int, ...], levels: int, seed: int | None, out: Tensor) -> Tensor:
     pieces = layout.pieces(sizes, layout.BLOCK, values.device)
     scales = torch.empty(len(pieces.begins), device=values.device)
-    multiples = torch.empty(values.numel(), dtype=torch.int8, device=values.device)
     low, high = (0, 0) if seed is None else (_signed_word(seed & eager.LOW_WORD), seed >> 32)
-    where = (values, pieces.begins, pieces.lengths, scales, multiples)
+    where = (values, pieces.begins, pieces.lengths, scales, out)
     launch(_quantise, len(scales), *where, float(levels), low, high, seed is not None, layout.BLOCK)
-    return multiples, scales
+    return scales
 
 
 def dequantise(

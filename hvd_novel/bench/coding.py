@@ -80,7 +80,7 @@ def _encoding(
     if isinstance(codec, compressors.OneBit):
         return partial(_encode_signs, codec, gradient, residual, draft, frame)
     if not codec.error_feedback:
-        return partial(codec.encode, gradient, frame)
+        return partial(codec.encode_in, gradient, frame, torch.empty(codec.nbytes(frame), dtype=torch.uint8))
 
     def encode() -> torch.Tensor:
         kernels.clear_unless_finite(draft, [kernels.add_scaled(gradient, 1.0, residual, draft)])

@@ -88,7 +88,8 @@ def levels(path: ModuleType, size: int, device: torch.device) -> list[Tensor]:
     found = []
     for values in (normal(size), normal(size).clamp(-10, 10), torch.full((size,), -3e-40)):
         for seed, most in ((None, 127), (0, 127), (2**63 - 1, 127), (3 << 31, 5)):
-            multiples, scales = path.quantise(values.to(device), four_tensors(size), most, seed)
+            multiples = torch.empty(size, dtype=torch.int8, device=device)
+            scales = path.quantise(values.to(device), four_tensors(size), most, seed, multiples)
             out = torch.empty(size, device=device)
             path.dequantise(multiples, scales, four_tensors(size), 1.0, out, add=False)
             added = normal(size).clamp(-10, 10).to(device)

@@ -207,9 +207,9 @@ def check_buckets_leave_while_backward_goes_on():
     sent = []
 
     class Watched(compressors.OneBit):
-        def encode_slices(self, values, frame):
+        def encode_slices(self, values, frame, rooms):
             sent.append(frame.stream)
-            return super().encode_slices(values, frame)
+            return super().encode_slices(values, frame, rooms)
 
     parameters = make_parameters({"first": (40, 30), "last": (40, 30)})
     optimizer = wrap(parameters, Watched(), bucket_bytes=4 * 1200)
