@@ -86,6 +86,8 @@ def test_all_problems_are_reported_at_once_with_place_and_hint(tmp_path: Path) -
         (MINIMAL + "compression: {name: topk, densty: 0.1}\n", "densty"),
         (MINIMAL + "compression: {name: topk, density: 2.0}\n", "density"),
         (MINIMAL + "compression: {name: auto, density: 0.1}\n", "compression.density: auto takes no option but"),
+        (MINIMAL + "compression: {name: auto, warm_up: int8}\n", "warm_up goes with a compressor that begins later"),
+        (MINIMAL + "compression: {name: onebit, warm_up: topk}\n", "compression.warm_up"),
         (MINIMAL + "compression: {name: auto, recheck_every: -1}\n", "compression.recheck_every"),
         (MINIMAL + "compression: {name: int8, recheck_every: 5}\n", "recheck_every goes with the name auto, not int8"),
         (MINIMAL + "compression: {name: auto}\noptimizer: {name: topk-adam}\n", "compressors for adamw, and optimizer"),

@@ -208,7 +208,9 @@ class CompressionConfig(Section):
     """With `auto`: steps between reconsiderations; 0 for none, null for 1000."""
 
     @model_validator(mode="after")
-    def _only_auto_rechecks(self) -> CompressionConfig:
+    def _suits_auto(self) -> CompressionConfig:
+        if self.name == "auto" and self.warm_up is not None:
+            raise ValueError("warm_up goes with a compressor that begins later, not with auto; leave it out")
         if self.recheck_every is not None and self.name != "auto":
             raise ValueError(f"recheck_every goes with the name auto, not {self.name}")
         return self

@@ -62,10 +62,9 @@ def compression_problems(section: Any) -> list[tuple[str, str]]:
     """What is wrong with a raw compression section, as (key, problem) pairs."""
     if not isinstance(section, dict):
         return []
-    if section.get("name") == "auto":
-        others = [key for key in section if key not in ("name", "recheck_every")]
-        return [(key, "auto takes no option but recheck_every") for key in others]
     options = {"name": "none"} | {key: value for key, value in section.items() if key not in _OURS}
+    if options["name"] == "auto":
+        return [(key, "auto takes no option but recheck_every") for key in options if key != "name"]
     try:
         compressors.get(**options)
     except (ValueError, TypeError) as error:

@@ -61,7 +61,7 @@ def weights(folder: Path, step: int = 14) -> bytes:
             2,
             {
                 "compute": {"precision": "bf16"},
-                "compression": {"name": "onebit"},
+                "compression": {"name": "onebit", "warm_up": "int8"},
                 "optimizer": {"name": "onebit-adam", "freeze_step": 5},
             },
         ),
