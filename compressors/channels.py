@@ -108,6 +108,10 @@ class Channel(ABC):
             if kept is not None:
                 kept.commit()
 
+    def release(self) -> None:
+        """Give back what is kept only to be used again: the next step will not need it."""
+        return
+
     def load(self, inverse_scale: float, stage: Stage) -> Finite:
         """Take the bucket's gradients times `inverse_scale`; returns whether they are finite.
 
@@ -169,6 +173,10 @@ class CodecChannel(Channel):
         if dtype != torch.float32 or sent_as_they_are or not self.runs_at_once:
             return super()._room(dtype)
         return self.wire.scratch(frame.numel, self.bucket.device)  # encoded before the first operation
+
+    def release(self) -> None:
+        self._rooms.clear()
+        self.wire.release()
 
     def _compressed(self, values: Tensor, frame: Frame) -> Exchange:
         pattern = self.codec.pattern(frame)
@@ -284,8 +292,8 @@ class RowsChannel(Channel):
         assert stage.outgoing is not None or inverse_scale == 1.0, "left scaled"
         self._dense_stage = False  # nothing is lost, so there is nothing to wait for
         parameter = self.bucket.parameters[0][1]
-        values = gradient(parameter)
-        self._values = values if stage.outgoing is None else stage.outgoing(parameter, values * inverse_scale)
+        values = gradient(parameter) if inverse_scale == 1.0 else gradient(parameter) * inverse_scale
+        self._values = values if stage.outgoing is None else stage.outgoing(parameter, values)
         return True  # not looked at: the sum shows it
 
     def _compressed(self, values: Tensor, frame: Frame) -> Exchange:

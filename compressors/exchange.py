@@ -67,6 +67,10 @@ class Wire:
             self._scratch = torch.empty(numel, device=device)
         return self._scratch[:numel]
 
+    def release(self) -> None:
+        """Give back the memory of `scratch`."""
+        self._scratch = None
+
     @property
     def members(self) -> list[int]:
         """Horovod's numbers of the set's ranks, ascending."""

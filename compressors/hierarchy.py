@@ -205,6 +205,10 @@ class HierarchicalChannel(Channel):
         self._values = torch.empty(self.bucket.numel, device=self.bucket.device)
         return self.bucket.read(self._values, inverse_scale, None, stage.outgoing)[1]
 
+    def release(self) -> None:
+        if self._outer is not None:
+            self._outer.release()
+
     def commit(self) -> None:
         if self._outer is not None:
             self._outer.commit()

@@ -206,6 +206,8 @@ class Reducer:
         stage = self._stage
         if warm_up is not None and (stage.dense or channel.bucket.compressor.starts_dense(self.steps)):
             channel, stage = warm_up, dataclasses.replace(stage, dense=False)
+        elif warm_up is not None:
+            warm_up.release()
         with self._ledger.timed("encode"):
             self._finite.append(channel.load(1.0 / self._scale_of(channel), stage))
             self._tasks.append(task := _Task(channel, channel.run(self.steps)))
