@@ -29,7 +29,7 @@ def fastest(
     tried once the command as it stands has shown its ranks to be on a single host. Raises UserError if no path works.
     """
     if len(paths) == 1:
-        say(f"path: {paths[0].name}, the only one that can be given to this launcher here")
+        say(f"path: {paths[0].name}, the only one to choose from; it is not tried")
         return paths[0]
     measuring = command.measuring(mib)
     found: dict[str, Figures] = {}

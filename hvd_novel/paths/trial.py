@@ -21,9 +21,10 @@ from hvd_novel.paths.command import cannot_start
 
 _GRACE_SECONDS = 10
 _FIGURES = re.compile(r'\{"ranks": .*\}')
-_TAG = re.compile(r"^\[[\d,]+\]<std(out|err)>:\s*")  # by which launchers tell ranks apart
+_TAG = re.compile(r"^\[[\d,]+\]<std(out|err)>:")  # by which launchers tell ranks apart
 _BOX = re.compile(r"^-{20,}\n(.*?)\n\s*\n.*?^-{20,}$", re.DOTALL | re.MULTILINE)  # Open MPI's; and its first paragraph
-_NOISE = re.compile(r'File "|\[.*ORTE_ERROR_LOG')
+_NOISE = re.compile(r' {4}|\s*File "|\[.*ORTE_ERROR_LOG')  # Python's tracebacks have code after four spaces
+_ABSENT = re.compile(r"network device .* is not available.*")
 _LONGEST = 200
 _COMPLAINT = re.compile(r"error|fail|unable|invalid|cannot|not found|not available|none of|\bno\b", re.IGNORECASE)
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -60,6 +61,8 @@ def measure(words: Sequence[str], timeout: float) -> Figures:
         raise PathError(f"no answer within {round(timeout, 1):g} s")
     if code != 0:
         raise PathError(f"exit code {code}: {_reason(complaints)}")
+    if absent := _ABSENT.search(complaints):  # UCX warns, and takes another way where there is one, as on one host
+        raise PathError(textwrap.shorten(absent.group(), _LONGEST))
     found = _FIGURES.search(printed)
     if found is None:
         raise PathError("the measuring job printed no figures")
@@ -121,6 +124,6 @@ def _text(file: IO[bytes]) -> str:
 def _reason(complaints: str) -> str:
     """The first line that complains, the last if none does; not Open MPI's trouble with printing its reasons."""
     joined = _BOX.sub(lambda box: " ".join(box.group(1).split()), complaints)
-    lines = [line for line in (_TAG.sub("", line).strip(" -\t") for line in joined.splitlines()) if line]
+    lines = [line for line in (_TAG.sub("", line) for line in joined.splitlines()) if line.strip(" -\t")]
     telling = (line for line in lines if _COMPLAINT.search(line) and not _NOISE.match(line))
-    return textwrap.shorten(next(telling, lines[-1] if lines else "it said nothing"), _LONGEST)
+    return textwrap.shorten(next(telling, lines[-1] if lines else "it said nothing").strip(" -\t"), _LONGEST)

@@ -29,6 +29,11 @@ way, but it is long.
 
   Host: unable
 --------------------------"""
+TRACEBACK = """[0]<stderr>:Traceback (most recent call last):
+[0]<stderr>:  File "a.py", line 1, in <module>
+[0]<stderr>:    raise AnError(cannot)
+[0]<stderr>:AnError: it cannot be"""
+UCX = "[1.5] [host:7 :0] ucp_context.c:12 UCX  WARN  network device 'mlx9' is not available, please use 'eth0'(tcp)"
 TCP = "--mca pml ob1 --mca btl vader,tcp,self --mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1"
 
 
@@ -147,6 +152,8 @@ def test_a_trial_tells_why_it_failed() -> None:
     for script, message in (
         ("echo '[1,0]<stderr>:- Warning' >&2; echo '[0]<stderr>: none of it works' >&2; exit 3", "3: none of it works"),
         (f"echo '{BOX}' >&2; exit 3", "3: It is so: there was no way, but it is long.$"),
+        (f"echo '{TRACEBACK}' >&2; exit 3", "3: AnError: it cannot be"),
+        (f'echo "{UCX}" >&2', "^network device 'mlx9' is not available"),
         ("echo whatever >&2; exit 4", "4: whatever"),
         ("exit 5", "5: it said nothing"),
         ("kill -9 $$", "-9: it said nothing"),
