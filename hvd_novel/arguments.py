@@ -12,4 +12,6 @@ Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Argument(metavar="KEY=VALUE", help="Settings in place of the file's, e.g. `optimizer.lr=1e-4`."),
 ]
+MOST_MIB = 2.0**20
+"""Of what is given in MiB; infinity, which numbers may be, is more."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of a table.")]

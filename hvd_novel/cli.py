@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from hvd_novel import __version__
-from hvd_novel.arguments import AsJson, ConfigFile, Overrides
+from hvd_novel.arguments import MOST_MIB, AsJson, ConfigFile, Overrides
 from hvd_novel.bench.commands import app as bench
 from hvd_novel.errors import UserError
 from hvd_novel.launcher import launched, launched_rank
@@ -153,7 +153,9 @@ def launch(
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="as-given, tcp:INTERFACE or rdma:PORT (repeat it); default: all that this host has."),
     ] = None,
-    mib: Annotated[float, typer.Option(min=0.001, help="MiB of gradients in the exchange that is to be fast.")] = 25,
+    mib: Annotated[
+        float, typer.Option(min=0.001, max=MOST_MIB, help="MiB of gradients in the exchange that is to be fast.")
+    ] = 25,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a path is given up.")] = 120,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and print the command instead.")] = False,
 ) -> None:

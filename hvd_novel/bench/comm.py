@@ -15,6 +15,7 @@ import compressors
 from compressors.rehearsal import Kind
 from hvd_novel import comm
 from hvd_novel.bench.coding import passes
+from hvd_novel.bench.ranks import several_ranks
 from hvd_novel.tuning.measure import measure_coding, measure_link, slowest
 from hvd_novel.tuning.model import Link, Work, predict
 from hvd_novel.tuning.schemes import SCHEMES
@@ -80,14 +81,18 @@ class Report:
 def measure(
     *, elements: int, buckets_mib: Sequence[float], schemes: Sequence[str], steps: int, say: Callable[[str], None]
 ) -> Report:
-    """Exchange gradients of `elements` float32 numbers `steps` times by each scheme; every rank calls this."""
-    topology = comm.init(deterministic=False)
+    """Exchange gradients of `elements` float32 numbers `steps` times by each scheme; every rank calls this.
+
+    Raises UserError on a single rank.
+    """
+    topology = several_ranks()
     torch.set_num_threads(1)
     link = measure_link(torch.device("cpu"))
     rate = link.rates[Kind.ALL_REDUCE]
     say(f"{topology.size} ranks ({comm.controller()}), {8 * rate / 1e6:.0f} Mbit/s, {1000 * link.round_seconds:.2f} ms")
-    copied = _copy_rate(elements)
     gradients = _gradients(elements, topology.rank)
+    elements = sum(gradient.numel() for gradient in gradients)
+    copied = _copy_rate(elements)
     exchanges = []
     for mib in buckets_mib:
         optimizers = {scheme: _optimizer(SCHEMES[scheme], gradients, mib) for scheme in schemes}

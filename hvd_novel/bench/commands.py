@@ -11,7 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 from rich.table import Table
 
-from hvd_novel.arguments import AsJson, ConfigFile, Overrides
+from hvd_novel.arguments import MOST_MIB, AsJson, ConfigFile, Overrides
 from hvd_novel.errors import UserError
 from hvd_novel.launcher import launched, launched_rank
 from hvd_novel.screen import WIDE, console
@@ -92,7 +92,7 @@ def comm(
     elements: Annotated[int, typer.Option(min=1000, help="Elements of the gradient.")] = 25_000_000,
     bucket: Annotated[
         Optional[list[float]],  # noqa: UP045
-        typer.Option(help="MiB of gradients that travel as one (repeat it)."),
+        typer.Option(min=0.001, max=MOST_MIB, help="MiB of gradients that travel as one (repeat it)."),
     ] = None,
     scheme: Annotated[Optional[list[str]], typer.Option(help="Schemes (repeat it); default: all.")] = None,  # noqa: UP045
     steps: Annotated[int, typer.Option(min=1, help="Exchanges of each.")] = 5,
@@ -108,12 +108,12 @@ def comm(
     from hvd_novel.bench import comm_views as views
     from hvd_novel.comm import together
 
-    _check_known("scheme", scheme, bench.SCHEMES)
+    schemes = _chosen("scheme", scheme, bench.SCHEMES)
     leads = _leads()
     report = bench.measure(
         elements=elements,
-        buckets_mib=bucket or [25.0],
-        schemes=scheme or list(bench.SCHEMES),
+        buckets_mib=list(dict.fromkeys(bucket or [25.0])),
+        schemes=schemes,
         steps=steps,
         say=_log if leads else lambda line: None,
     )
@@ -126,7 +126,9 @@ def comm(
 
 @app.command()
 def link(
-    mib: Annotated[float, typer.Option(min=0.001, help="MiB of gradients in the exchange foretold.")] = 25,
+    mib: Annotated[
+        float, typer.Option(min=0.001, max=MOST_MIB, help="MiB of gradients in the exchange foretold.")
+    ] = 25,
     as_json: AsJson = False,
 ) -> None:
     """Latency and rates between the ranks, and what an exchange of gradients takes by them.
@@ -150,7 +152,9 @@ def train(
     width: Annotated[int, typer.Option(min=32, help="Of the model, a multiple of 32.")] = 256,
     layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = 8,
     vocabulary: Annotated[int, typer.Option(min=2, help="Of the model.")] = 4096,
-    bucket: Annotated[float, typer.Option(min=0.001, help="MiB of gradients that compressors send as one.")] = 25.0,
+    bucket: Annotated[
+        float, typer.Option(min=0.001, max=MOST_MIB, help="MiB of gradients that compressors send as one.")
+    ] = 25.0,
     threads: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(min=1, help="CPU threads of a rank; default: the host's cores, shared among its ranks."),
@@ -170,10 +174,10 @@ def train(
     from hvd_novel.bench import train as bench
     from hvd_novel.bench.ways import WAYS
 
-    _check_known("way", way, WAYS)
+    ways = _chosen("way", way, WAYS)
     leads = _leads()
     settings = bench.Settings(width, layers, vocabulary, tokens, rounds, bucket, threads, link_mbit)
-    report = bench.measure(settings, way or WAYS, say=_log if leads else lambda line: None)
+    report = bench.measure(settings, ways, say=_log if leads else lambda line: None)
     if leads:
         _print(bench.as_json(report), [bench.table(report)], as_json)
 
@@ -232,10 +236,11 @@ def waits(
         _print(found, [bench.table(found)], as_json)
 
 
-def _check_known(kind: str, names: Sequence[str] | None, known: Collection[str]) -> None:
-    """Raise UserError for names that are not `known`."""
+def _chosen(kind: str, names: Sequence[str] | None, known: Collection[str]) -> list[str]:
+    """`names`, each once; all that are `known` if none are given. Raises UserError for others."""
     if unknown := [name for name in names or () if name not in known]:
         raise UserError(f"no {kind} is called {', '.join(unknown)}; there are {', '.join(known)}")
+    return list(dict.fromkeys(names or known))
 
 
 def _leads() -> bool:

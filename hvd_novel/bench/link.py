@@ -15,15 +15,13 @@ from rich.table import Table
 from compressors.ledger import ring_all_reduce_bytes
 from compressors.rehearsal import Kind
 from hvd_novel import comm
-from hvd_novel.errors import UserError
+from hvd_novel.bench.ranks import several_ranks
 from hvd_novel.tuning.measure import measure_link
 
 
 def measure(mib: float) -> dict[str, Any]:
     """Every rank calls this; for all-reduces of `mib` MiB. Raises UserError if there is one rank only."""
-    topology = comm.init(deterministic=False)
-    if topology.size == 1:
-        raise UserError("one rank exchanges nothing: start two or more")
+    topology = several_ranks()
     torch.set_num_threads(1)
     link = measure_link(_device(topology))
     sent = ring_all_reduce_bytes(round(mib * 2**20), topology.size)

@@ -23,9 +23,9 @@ from compressors.rehearsal import Kind
 from hvd_novel import comm
 from hvd_novel.bench import peers
 from hvd_novel.bench.peers import PEERS
+from hvd_novel.bench.ranks import several_ranks
 from hvd_novel.bench.ways import COMPUTE, Way, llama, make
 from hvd_novel.config import ComputeConfig
-from hvd_novel.errors import UserError
 from hvd_novel.train.run import set_up_device
 from hvd_novel.tuning.measure import measure_link
 
@@ -113,9 +113,7 @@ def measure(settings: Settings, names: Sequence[str], say: Callable[[str], None]
 
     Raises UserError on a single rank, and for a model or device that cannot be.
     """
-    topology = comm.init(deterministic=False)
-    if topology.size == 1:
-        raise UserError("one rank exchanges nothing: start this under a launcher with two ranks or more")
+    topology = several_ranks()
     device = comm.together(
         lambda: set_up_device(ComputeConfig(threads=settings.threads), False, topology), "bench.device"
     )

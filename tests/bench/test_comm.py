@@ -50,6 +50,12 @@ def test_mistakes() -> None:
     unknown = hvd_novel("bench", "comm", "--scheme", "telepathy")
     assert unknown.code == 2
     assert "no scheme is called telepathy" in unknown.output
+    single = hvd_novel("bench", "comm", launcher="mpirun", ranks=1)
+    assert single.code == 2
+    assert "one rank exchanges nothing" in single.output
+    endless = hvd_novel("bench", "comm", "--bucket", "inf")
+    assert endless.code == 2
+    assert "Invalid value for '--bucket'" in endless.output
 
 
 def test_coding_counts_copies() -> None:
