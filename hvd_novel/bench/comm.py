@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import psutil
 import torch
 from torch.nn import Parameter
 
@@ -16,6 +17,7 @@ from compressors.rehearsal import Kind
 from hvd_novel import comm
 from hvd_novel.bench.coding import passes
 from hvd_novel.bench.ranks import several_ranks
+from hvd_novel.errors import UserError
 from hvd_novel.tuning.measure import measure_coding, measure_link, slowest
 from hvd_novel.tuning.model import Link, Work, predict
 from hvd_novel.tuning.schemes import SCHEMES
@@ -83,16 +85,18 @@ def measure(
 ) -> Report:
     """Exchange gradients of `elements` float32 numbers `steps` times by each scheme; every rank calls this.
 
-    Raises UserError on a single rank.
+    Matrices have `_ROWS` rows: elements beyond a multiple of that are left out. Raises UserError on a single rank, and
+    where memory is too small.
     """
     topology = several_ranks()
+    elements -= elements % _ROWS
+    comm.together(lambda: _check_memory(elements, len(schemes), topology.local_size), "bench.memory")
     torch.set_num_threads(1)
     link = measure_link(torch.device("cpu"))
     rate = link.rates[Kind.ALL_REDUCE]
     say(f"{topology.size} ranks ({comm.controller()}), {8 * rate / 1e6:.0f} Mbit/s, {1000 * link.round_seconds:.2f} ms")
-    gradients = _gradients(elements, topology.rank)
-    elements = sum(gradient.numel() for gradient in gradients)
     copied = _copy_rate(elements)
+    gradients = _gradients(elements, topology.rank)
     exchanges = []
     for mib in buckets_mib:
         optimizers = {scheme: _optimizer(SCHEMES[scheme], gradients, mib) for scheme in schemes}
@@ -106,6 +110,16 @@ def measure(
 def as_json(report: Report) -> dict[str, Any]:
     """The fields of `Report`."""
     return asdict(report)
+
+
+def _check_memory(elements: int, schemes: int, ranks: int) -> None:
+    """Of this host, whose `ranks` hold gradients, and for each scheme parameters, a copy of them and what it needs."""
+    needed, free = 4 * elements * (1 + 3 * schemes) * ranks, psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"{elements:,} elements need about {needed / 1e9:,.1f} GB on a host, and {free / 1e9:,.1f} GB are free; "
+            "give fewer --elements, or some --scheme only"
+        )
 
 
 def _gradients(elements: int, rank: int) -> list[torch.Tensor]:

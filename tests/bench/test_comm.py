@@ -53,6 +53,10 @@ def test_mistakes() -> None:
     single = hvd_novel("bench", "comm", launcher="mpirun", ranks=1)
     assert single.code == 2
     assert "one rank exchanges nothing" in single.output
+    huge = hvd_novel("bench", "comm", "--elements", "1000000000000", launcher="mpirun", ranks=2)
+    assert huge.code == 2
+    assert "1,000,000,000,000 elements need about" in huge.output
+    assert "give fewer --elements" in huge.output
     endless = hvd_novel("bench", "comm", "--bucket", "inf")
     assert endless.code == 2
     assert "Invalid value for '--bucket'" in endless.output
