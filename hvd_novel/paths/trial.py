@@ -107,13 +107,14 @@ def _stop(job: subprocess.Popen[bytes]) -> None:
     family = psutil.Process(job.pid).children(recursive=True)
     job.terminate()
     try:
-        job.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
+        with suppress(subprocess.TimeoutExpired):
+            job.wait(_GRACE_SECONDS)
+    finally:  # a second Ctrl-C only ends the waiting
         job.kill()
         job.wait()
-    for member in family:  # ranks have sessions of their own
-        with suppress(psutil.NoSuchProcess):
-            member.kill()
+        for member in family:  # ranks have sessions of their own
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
 
 
 def _text(file: IO[bytes]) -> str:

@@ -179,3 +179,21 @@ def test_nothing_of_a_trial_outlives_a_signal(tmp_path: Path) -> None:
     trial.send_signal(signal.SIGTERM)
     assert trial.wait(30) == 128 + signal.SIGTERM
     assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+
+
+def test_nothing_of_a_trial_outlives_a_second_interrupt(tmp_path: Path) -> None:
+    """Which comes while a launcher that does not heed its end is waited for."""
+    begun, told = tmp_path / "begun", tmp_path / "told"
+    launcher = f"trap 'echo > {told}' TERM; echo $$ > {begun}; sleep 300 & wait; wait"
+    script = (
+        "import signal; from hvd_novel.paths.trial import measure; "
+        f"signal.signal(signal.SIGINT, signal.default_int_handler); measure(['sh', '-c', \"{launcher}\"], 300)"
+    )
+    trial = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL)
+    for note in (begun, told):
+        while not (note.exists() and note.read_text()):
+            assert trial.poll() is None
+            time.sleep(0.05)
+        trial.send_signal(signal.SIGINT)
+    assert trial.wait(30) == -signal.SIGINT
+    assert not psutil.pid_exists(int(begun.read_text()))
