@@ -61,7 +61,8 @@ def measure(words: Sequence[str], timeout: float) -> Figures:
         raise PathError(f"no answer within {round(timeout, 1):g} s")
     if code != 0:
         raise PathError(f"exit code {code}: {_reason(complaints)}")
-    if absent := _ABSENT.search(complaints):  # UCX warns, and takes another way where there is one, as on one host
+    # UCX only warns, on stdout, and takes another way where there is one, as on a single host.
+    if absent := _ABSENT.search(printed):
         raise PathError(textwrap.shorten(absent.group(), _LONGEST))
     found = _FIGURES.search(printed)
     if found is None:
