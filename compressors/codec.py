@@ -150,12 +150,15 @@ class Codec(Compressor, ABC):
         """Bytes of the payload of `frame`; depends on nothing else."""
 
     def encode_in(self, values: Tensor, frame: Frame, room: Tensor) -> Tensor:
-        """As `encode`; the payload may lie in `room`, uint8 [``nbytes(frame)``], which is lent for that."""
-        return self.encode(values, frame)
+        """As `encode`; the payload may lie in `room`, uint8 [``nbytes(frame)``], which is lent for that.
+
+        It does not lie in the memory of `values`, which is used again while the payload travels.
+        """
+        return _apart(self.encode(values, frame), values)
 
     def encode_error(self, values: Tensor, frame: Frame) -> Tensor:
         """The payload of `values`, in which is left what it misses: values - decode(payload)."""
-        payload = self.encode(values, frame)
+        payload = _apart(self.encode(values, frame), values)
         values.sub_(self.decode(payload, frame))
         return payload
 
@@ -209,6 +212,12 @@ class Cooperative(Compressor, ABC):
         parameters that lie in the values. `memory` holds at most one tensor for each name, is empty at first and kept
         from step to step; it must be equal on all ranks, and its tensors are replaced, not changed in place.
         """
+
+
+def _apart(payload: Tensor, values: Tensor) -> Tensor:
+    """`payload`, in memory that is not that of `values`."""
+    shared = payload.untyped_storage().data_ptr() == values.untyped_storage().data_ptr()
+    return payload.clone() if shared else payload
 
 
 def to_bytes(parts: Sequence[Tensor]) -> Tensor:

@@ -257,6 +257,33 @@ def check_a_plugin_is_one_class():
     assert_close(output, summed(0, parameters), 1e-3)
 
 
+def check_payloads_may_be_the_values_themselves():
+    class Same(Codec):
+        """float32 as it is."""
+
+        def __init__(self, how: str, *, error_feedback: bool) -> None:
+            self.how, self.error_feedback = how, error_feedback
+
+        def pattern(self, frame):
+            return compressors.Pattern(self.how)
+
+        def encode(self, values, frame):
+            return values if self.how == "all_reduce" else values.view(torch.uint8)
+
+        def decode(self, payload, frame):
+            return payload.clone().view(torch.float32)
+
+        def nbytes(self, frame):
+            return 4 * frame.numel
+
+    for pattern in ("all_reduce", "all_gather", "two_phase"):
+        for error_feedback in (False, True):
+            parameters = make_parameters()
+            compressor = Same(pattern, error_feedback=error_feedback)
+            optimizer = wrap(parameters, compressor, op=hvd.Sum, min_numel=0, bucket_bytes=4000)
+            assert_close(exchange(optimizer, parameters, 0), summed(0, parameters), 1e-6)
+
+
 def check_the_users_random_numbers_are_left_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
