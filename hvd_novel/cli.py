@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from hvd_novel import __version__
-from hvd_novel.arguments import MOST_MIB, AsJson, ConfigFile, Overrides
+from hvd_novel.arguments import MOST, MOST_MIB, AsJson, ConfigFile, Overrides
 from hvd_novel.bench.commands import app as bench
 from hvd_novel.errors import UserError
 from hvd_novel.launcher import launched, launched_rank
@@ -156,7 +156,7 @@ def launch(
     mib: Annotated[
         float, typer.Option(min=0.001, max=MOST_MIB, help="MiB of gradients in the exchange that is to be fast.")
     ] = 25,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a path is given up.")] = 120,
+    timeout: Annotated[float, typer.Option(min=1, max=MOST, help="Seconds after which a path is given up.")] = 120,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and print the command instead.")] = False,
 ) -> None:
     """Start a job on the fastest network path: `hvd-novel launch -- mpirun -np 4 hvd-novel train CONFIG.yaml`.
@@ -223,10 +223,11 @@ def advise(
     ranks: Annotated[list[int], typer.Option(min=2, help="Ranks to predict for (repeat it).")] = [8, 64, 512, 4096],  # noqa: B006
     mbit: Annotated[
         Optional[list[float]],  # noqa: UP045
-        typer.Option(min=0.001, help="Megabits a second of a network to predict for (repeat it)."),
+        typer.Option(min=0.001, max=MOST, help="Megabits a second of a network to predict for (repeat it)."),
     ] = None,
     latency_ms: Annotated[
-        float, typer.Option(min=0, help="Of a round on such a network, where a process alone has none to measure.")
+        float,
+        typer.Option(min=0, max=MOST, help="Of a round there, where a process alone has none to measure."),
     ] = 1.0,
     turns: Annotated[int, typer.Option(min=1, help="Measured steps of each compressor, taken in turns.")] = 3,
     predict_only: Annotated[bool, typer.Option("--predict-only", help="Take no steps to compare with.")] = False,
@@ -292,7 +293,7 @@ def generate(
     genre: Annotated[
         str, typer.Option(help="fantasy, romance, urban, scifi, ... (aliases such as 玄幻 work)")
     ] = "unknown",
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most likely token each time.")] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0, max=MOST, help="0 takes the most likely token each time.")] = 0.8,
     top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the probability drawn from.")] = 0.95,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 200,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")] = 0,

@@ -13,7 +13,6 @@ import torch
 from torch.nn import Parameter
 
 import compressors
-from compressors.rehearsal import Kind
 from hvd_novel import comm
 from hvd_novel.bench.coding import passes
 from hvd_novel.bench.ranks import several_ranks
@@ -50,8 +49,7 @@ class Exchange:
     """Those bytes / `Report.copy_bytes_per_second`."""
     share: float
     """Of what wire and memory allow, max(`wire_seconds`, `memory_seconds`) / `seconds`: they could work at the same
-    time, on different buckets. Above 1 where a collective beats the all-reduce by which the wire is measured, or the
-    machine was busy with other things just then."""
+    time, on different buckets. Above 1 only where the machine was busy with other things when these were measured."""
     predicted: float
     """Seconds by the cost model of `tuning.model`: coding rehearsed, latency and rates measured in the same run."""
     error: float
@@ -69,7 +67,7 @@ class Report:
     controller: str
     elements: int
     bytes_per_second: float
-    """The rate at which a rank sends in a plain all-reduce of 32 MiB."""
+    """At which a rank sends in that kind of collective, with float32 or float16, which sends fastest."""
     operation_seconds: float
     """An all-reduce of one number."""
     copy_bytes_per_second: float
@@ -93,7 +91,7 @@ def measure(
     comm.together(lambda: _check_memory(elements, len(schemes), topology.local_size), "bench.memory")
     torch.set_num_threads(1)
     link = measure_link(torch.device("cpu"))
-    rate = link.rates[Kind.ALL_REDUCE]
+    rate = max(link.rates.values())
     say(f"{topology.size} ranks ({comm.controller()}), {8 * rate / 1e6:.0f} Mbit/s, {1000 * link.round_seconds:.2f} ms")
     copied = _copy_rate(elements)
     gradients = _gradients(elements, topology.rank)
@@ -194,7 +192,7 @@ def _exchange(
     seconds, encode, waited, decode = (statistics.median(column) for column in zip(*found[scheme], strict=True))
     sent = int(max(comm.all_gather_object(optimizer.ledger.bytes_sent, "bench.bytes")))
     traffic = int(max(comm.all_gather_object(_least_traffic(optimizer), "bench.traffic")))
-    wire_seconds, memory_seconds = sent / link.rates[Kind.ALL_REDUCE], traffic / copied
+    wire_seconds, memory_seconds = sent / max(link.rates.values()), traffic / copied
     predicted = _predicted(scheme, mib, optimizer.param_groups[0]["params"], link)
 
     def against(other: str) -> float | None:

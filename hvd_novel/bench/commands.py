@@ -11,7 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 from rich.table import Table
 
-from hvd_novel.arguments import MOST_MIB, AsJson, ConfigFile, Overrides
+from hvd_novel.arguments import MOST, MOST_MIB, AsJson, ConfigFile, Overrides
 from hvd_novel.errors import UserError
 from hvd_novel.launcher import launched, launched_rank
 from hvd_novel.screen import WIDE, console
@@ -37,12 +37,12 @@ def convergence(
     ] = None,
     lr_factor: Annotated[
         list[float],
-        typer.Option(min=0.001, help="Train all also with so many times that rate (repeat it)."),
+        typer.Option(min=0.001, max=MOST, help="Train all also with so many times that rate (repeat it)."),
     ] = [],  # noqa: B006
     launcher: Annotated[str, typer.Option(help="Put before each training command.")] = "mpirun --bind-to none -np 2",
     mbit: Annotated[
         list[float],
-        typer.Option(min=0.001, help="Mbit/s that a rank sends, for the comparison by time (repeat it)."),
+        typer.Option(min=0.001, max=MOST, help="Mbit/s that a rank sends, for the comparison by time (repeat it)."),
     ] = [200.0],  # noqa: B006
     step_ms: Annotated[
         Optional[float],  # noqa: UP045
@@ -161,7 +161,9 @@ def train(
     ] = None,
     link_mbit: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(min=1e-3, help="What a host's link can carry in Mbit/s, to say what share of it was used."),
+        typer.Option(
+            min=1e-3, max=MOST, help="What a host's link carries in Mbit/s, to say what share of it was used."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
