@@ -30,11 +30,12 @@ def check_warm_up(warm_up: Any) -> None:
 
 
 def check_dense_start(wrapped: Any, compressors: Iterable[Compressor]) -> None:
-    """Whether there is a dense stage, or one of the parameters' `compressors` starts densely."""
-    if not isinstance(wrapped, MomentumOptimizer) and not any(compressor.starts_dense(0) for compressor in compressors):
+    """Whether one of the parameters' `compressors` begins later, by itself or with the optimizer's second stage."""
+    staged = isinstance(wrapped, MomentumOptimizer)
+    if not any(compressor.skips_small and (staged or compressor.starts_dense(0)) for compressor in compressors):
         raise ValueError(
-            "warm_up has nothing to carry: it goes with OneBitAdam, TopKAdam, or dense_steps of powersgd or topk "
-            "(without momentum)"
+            "warm_up has nothing to carry: it goes with OneBitAdam or TopKAdam and a compressor other than none, fp16, "
+            "bf16 and rows, or with dense_steps of powersgd or topk (without momentum)"
         )
 
 

@@ -80,7 +80,8 @@ def DistributedOptimizer(  # noqa: N802
     as gradients are encoded, and residuals kept, unscaled.
     `warm_up`: what carries gradients that `compression` leaves dense at the start, in the place of float32: ``FP16()``,
     ``BF16()`` or ``QSGD()``, whose rounding is forgotten. For the dense stage of `OneBitAdam` and `TopKAdam`, and the
-    `dense_steps` of `PowerSGD` and `TopK` (without momentum).
+    `dense_steps` of `PowerSGD` and `TopK` (without momentum). What goes by none, fp16, bf16 or rows, and small
+    parameters, are sent as without it.
     `bucket_bytes`: float32 bytes of gradients that travel as one.
     `min_numel`: parameters with fewer elements, or fewer than two dimensions, travel densely, unless the compressor
     is no more than a change of precision.

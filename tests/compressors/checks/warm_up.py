@@ -142,3 +142,6 @@ def check_what_cannot_warm_up_is_refused():
     for compression in (compressors.OneBit(), compressors.TopK(momentum=0.9, dense_steps=5), compressors.FP16()):
         with pytest.raises(ValueError, match="nothing to carry"):
             _wrapped(compression, compressors.FP16())
+    for compression in (compressors.NoCompression(), compressors.FP16()):  # float32 in the dense stage, whatever it is
+        with pytest.raises(ValueError, match="nothing to carry"):
+            _wrapped(compression, compressors.QSGD(), compressors.OneBitAdam)
