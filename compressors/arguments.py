@@ -30,9 +30,9 @@ def check_warm_up(warm_up: Any) -> None:
 
 
 def check_dense_start(wrapped: Any, compressors: Iterable[Compressor]) -> None:
-    """Whether one of the parameters' `compressors` begins later, by itself or with the optimizer's second stage."""
+    """Whether one of `compressors`, which can wait, does: by itself or for the optimizer's second stage."""
     staged = isinstance(wrapped, MomentumOptimizer)
-    if not any(compressor.skips_small and (staged or compressor.starts_dense(0)) for compressor in compressors):
+    if not any(staged or compressor.starts_dense(0) for compressor in compressors):
         raise ValueError(
             "warm_up has nothing to carry: it goes with OneBitAdam or TopKAdam and a compressor other than none, fp16, "
             "bf16 and rows, or with dense_steps of powersgd or topk (without momentum)"

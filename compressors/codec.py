@@ -192,6 +192,16 @@ class Codec(Compressor, ABC):
         return [self.encode_in(*each) for each in zip(parts, slices, rooms, strict=True)]
 
 
+class PlacingCodec(Codec):
+    """A codec that writes its payload where it is to lie. Subclasses say how in `encode_in`, not in `encode`."""
+
+    @abstractmethod
+    def encode_in(self, values: Tensor, frame: Frame, room: Tensor) -> Tensor: ...
+
+    def encode(self, values: Tensor, frame: Frame) -> Tensor:
+        return self.encode_in(values, frame, torch.empty(self.nbytes(frame), dtype=torch.uint8, device=values.device))
+
+
 class Cooperative(Compressor, ABC):
     """A compressor that computes with sums over ranks, in several rounds of all-reduce."""
 

@@ -163,7 +163,7 @@ def _install(
 
     reducer = reducer_of(compression)
     if warm_up is not None:
-        check_dense_start(wrapped, [channel.bucket.compressor for channel in reducer.channels])
+        check_dense_start(wrapped, reducer.waiting)
     if isinstance(wrapped, MomentumOptimizer):
         wrapped.attach(_corrected(reducer), alone=wire.ranks == 1)
     known = {parameter for _, parameter in trained}

@@ -114,6 +114,11 @@ class Reducer:
         self.reset()
 
     @property
+    def waiting(self) -> list[Compressor]:
+        """The compressors in whose place `warm_up` may work."""
+        return [channel.bucket.compressor for channel in self._warm_ups]
+
+    @property
     def under_way(self) -> bool:
         """Whether gradients of a step are ready or on their way."""
         return bool(self._ready)

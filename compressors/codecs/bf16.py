@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compressors.codec import Codec, Frame, Pattern
+from compressors.codec import Frame, Pattern, PlacingCodec
 
 
-class BF16(Codec):
+class BF16(PlacingCodec):
     """Two-phase exchange in bfloat16: rounded once on the way to the owner, once on the way back.
 
     As many bytes as a float16 all-reduce, with float32's range and 8 bits of precision. No error feedback.
@@ -18,9 +18,6 @@ class BF16(Codec):
 
     def pattern(self, frame: Frame) -> Pattern:
         return Pattern.TWO_PHASE
-
-    def encode(self, values: Tensor, frame: Frame) -> Tensor:
-        return values.bfloat16().view(torch.uint8)
 
     def encode_in(self, values: Tensor, frame: Frame, room: Tensor) -> Tensor:
         room.view(torch.bfloat16).copy_(values)

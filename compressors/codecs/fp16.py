@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compressors.codec import Codec, Frame, Pattern
+from compressors.codec import Frame, Pattern, PlacingCodec
 
 
-class FP16(Codec):
+class FP16(PlacingCodec):
     """All-reduce in float16. Values are divided by the number of ranks first, so that the sum cannot overflow where
     the mean does not (stock Horovod sums first).
 
@@ -21,9 +21,6 @@ class FP16(Codec):
 
     def pattern(self, frame: Frame) -> Pattern:
         return Pattern.ALL_REDUCE
-
-    def encode(self, values: Tensor, frame: Frame) -> Tensor:
-        return self.encode_in(values, frame, torch.empty(self.nbytes(frame), dtype=torch.uint8, device=values.device))
 
     def encode_in(self, values: Tensor, frame: Frame, room: Tensor) -> Tensor:
         return torch.div(values, frame.ranks, out=room.view(torch.float16))

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from compressors import kernels
-from compressors.codec import Codec, Frame, Pattern, from_bytes
+from compressors.codec import Frame, Pattern, PlacingCodec, from_bytes
 
 
-class QSGD(Codec):
+class QSGD(PlacingCodec):
     """One int8 for each element, and a float32 scale for each block of 512 elements of a tensor.
 
     Without error feedback values are rounded up or down at random, so that the expected value is exact (draws come
@@ -33,9 +33,6 @@ class QSGD(Codec):
 
     def pattern(self, frame: Frame) -> Pattern:
         return Pattern.TWO_PHASE
-
-    def encode(self, values: Tensor, frame: Frame) -> Tensor:
-        return self.encode_in(values, frame, torch.empty(self.nbytes(frame), dtype=torch.uint8, device=values.device))
 
     def encode_in(self, values: Tensor, frame: Frame, room: Tensor) -> Tensor:
         # For error feedback the nearest level; else up with the probability of the remainder.

@@ -91,7 +91,7 @@ def measure(
     comm.together(lambda: _check_memory(elements, len(schemes), topology.local_size), "bench.memory")
     torch.set_num_threads(1)
     link = measure_link(torch.device("cpu"))
-    rate = max(link.rates.values())
+    rate = link.highest_rate
     say(f"{topology.size} ranks ({comm.controller()}), {8 * rate / 1e6:.0f} Mbit/s, {1000 * link.round_seconds:.2f} ms")
     copied = _copy_rate(elements)
     gradients = _gradients(elements, topology.rank)
@@ -192,7 +192,7 @@ def _exchange(
     seconds, encode, waited, decode = (statistics.median(column) for column in zip(*found[scheme], strict=True))
     sent = int(max(comm.all_gather_object(optimizer.ledger.bytes_sent, "bench.bytes")))
     traffic = int(max(comm.all_gather_object(_least_traffic(optimizer), "bench.traffic")))
-    wire_seconds, memory_seconds = sent / max(link.rates.values()), traffic / copied
+    wire_seconds, memory_seconds = sent / link.highest_rate, traffic / copied
     predicted = _predicted(scheme, mib, optimizer.param_groups[0]["params"], link)
 
     def against(other: str) -> float | None:

@@ -58,6 +58,11 @@ class Link:
         return moved if rate is None else dataclasses.replace(moved, rates=dict.fromkeys(Kind, rate))
 
     @property
+    def highest_rate(self) -> float:
+        """That of the kind of collective in which ranks send fastest."""
+        return max(self.rates.values())
+
+    @property
     def fixed_seconds(self) -> float:
         """Of a round, what does not depend on the number of ranks: mostly Horovod's cycle."""
         return max(0.0, self.round_seconds - self.hop_seconds * messages(Kind.ALL_REDUCE, self.ranks))
